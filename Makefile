@@ -1,0 +1,78 @@
+# specd. One file, out-of-tree objects, nothing to configure: `make help` lists the targets.
+CC    ?= cc
+NVCC  ?= nvcc
+CLANG ?= clang
+FMT   ?= clang-format-14
+MODE  ?= release
+BUILD ?= build
+B     := $(BUILD)/$(MODE)
+VERSION := 0.1.0
+
+PKGS := libuv libmicrohttpd jansson libpcre2-8 libutf8proc
+OPT_release := -O3 -g -DNDEBUG
+OPT_debug   := -O0 -g3
+SAN_asan    := -fsanitize=address,undefined -fno-sanitize-recover=all
+SAN_tsan    := -fsanitize=thread
+OPT = $(or $(OPT_$(MODE)),-O1 -g -fno-omit-frame-pointer) $(SAN_$(MODE))
+# No contraction: a row's bits must not depend on what the compiler fused (kernels/README.md).
+C_FLAGS = -std=c17 -D_GNU_SOURCE -I. -MMD -MP -DSPECD_VERSION='"$(VERSION)"' $(OPT) \
+          -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes \
+          $(if $(WERROR),-Werror) $(shell pkg-config --cflags $(PKGS)) $(CFLAGS)
+LIBS = $(shell pkg-config --libs $(PKGS)) -lpthread -lm
+TEST_LIBS = $(shell pkg-config --libs check)
+
+LIB_SRC  := $(sort $(shell find engine kernels attention speculative -name '*.c'))
+SRV_SRC  := $(filter-out server/main.c,$(sort $(shell find server -name '*.c')))
+TEST_SRC := $(sort $(shell find test -name '*.c' -not -path 'test/bench/*' -not -path 'test/fuzz/main.c'))
+BENCH    := $(sort $(wildcard test/bench/*.c))
+HEADERS  := $(sort $(shell find engine kernels attention speculative server -name '*.h'))
+SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH)
+obj       = $(patsubst %,$(B)/%.o,$(1))
+
+all: $(B)/specd $(B)/link ## build the daemon: build/specd
+$(B)/link: $(B)/specd
+	@ln -sfn $(MODE)/specd $(BUILD)/specd && touch $@
+$(B)/libspecd.a: $(call obj,$(LIB_SRC)) ; @rm -f $@ && $(AR) rcs $@ $^
+$(B)/specd: $(call obj,server/main.c $(SRV_SRC)) $(B)/libspecd.a
+	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
+$(B)/specd_test: $(call obj,$(TEST_SRC) $(SRV_SRC)) $(B)/libspecd.a
+	$(CC) $(SAN_$(MODE)) -o $@ $^ $(TEST_LIBS) $(LIBS)
+$(B)/bench_%: $(B)/test/bench/%.c.o $(B)/libspecd.a
+	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
+$(B)/%.c.o: %.c $(B)/flags
+	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(C_FLAGS) -I$(B) -c $< -o $@
+$(B)/flags: FORCE # rebuild when flags change
+	@mkdir -p $(B); echo '$(CC) $(C_FLAGS)' | cmp -s - $@ || echo '$(CC) $(C_FLAGS)' >$@
+# Every function `Suite *suite_NAME(void)` under test/ is run: a new file needs no list to edit.
+$(B)/suites.inc: $(TEST_SRC) $(B)/flags
+	@sed -nE 's/^Suite \*(suite_[a-z0-9_]+)\(void\)$$/SUITE(\1)/p' $(TEST_SRC) | sort >$@
+$(call obj,test/run.c): $(B)/suites.inc
+
+ifneq ($(T),)
+RUN_ENV := CK_RUN_SUITE=$(word 1,$(subst :, ,$(T))) $(if $(findstring :,$(T)),CK_RUN_CASE=$(word 2,$(subst :, ,$(T))))
+endif
+test: $(B)/specd_test $(B)/specd $(B)/link ## C tests, no network (T=suite or T=suite:case runs one)
+	$(RUN_ENV) timeout 900 $(B)/specd_test
+asan tsan: ## the same tests under address+undefined or thread sanitizer
+	$(MAKE) MODE=$@ test T=$(T)
+bench: $(patsubst test/bench/%.c,$(B)/bench_%,$(BENCH)) $(B)/specd ## build the benchmarks (test/bench/README.md)
+fuzz: ## fuzz one parser: make fuzz F=json [FUZZ_SECONDS=60]
+	@test -n "$(F)" || { echo "usage: make fuzz F=NAME, one of: $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))"; exit 2; }
+	@mkdir -p $(BUILD)/fuzz test/fuzz/corpus/$(F)
+	$(CLANG) -std=c17 -D_GNU_SOURCE -I. -g -O1 -ffp-contract=off -fsanitize=fuzzer,address,undefined -DSPECD_VERSION='"$(VERSION)"' \
+	  -DFUZZ_TARGET=fuzz_$(F) $(shell pkg-config --cflags $(PKGS)) -o $(BUILD)/fuzz/$(F) \
+	  test/fuzz/main.c test/fuzz/fuzz_$(F).c $(LIB_SRC) $(SRV_SRC) $(LIBS)
+	$(BUILD)/fuzz/$(F) -max_total_time=$(or $(FUZZ_SECONDS),60) -rss_limit_mb=2048 -timeout=10 test/fuzz/corpus/$(F)
+check: ## format, layers, each header alone, banned calls
+	FMT=$(FMT) sh scripts/check.sh
+format: ## rewrite the sources in the project's format
+	$(FMT) -i $(SOURCES) $(HEADERS)
+install: all ## install into $(DESTDIR)$(PREFIX)
+	install -D -m 755 $(B)/specd $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/specd
+clean: ## remove build output
+	rm -rf $(BUILD)
+help: ## this list
+	@sed -nE 's/^([a-z][a-z ]*):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
+FORCE:
+.PHONY: all test asan tsan bench fuzz check format install clean help FORCE
+-include $(shell find $(B) -name '*.d' 2>/dev/null)
