@@ -1,0 +1,24 @@
+/* Every bound in one place. A queue, list or string that a client or a file can make longer has
+ * its limit here; what is exceeded is an error that names it. Seen by CUDA code: constants only. */
+#ifndef SPECD_LIMITS_H
+#define SPECD_LIMITS_H
+
+enum {
+    /* device-resident request slots */
+    LIM_SLOTS = 1025,      /* slot 0 is padding, so at most 1,024 requests decode at once */
+    LIM_STOP_IDS = 32,     /* stop token ids of a request, end-of-sequence ids included */
+    LIM_BIAS = 1024,       /* logit_bias entries */
+    LIM_LOGPROBS = 20,     /* alternatives reported beside the sampled token */
+    LIM_ROWS_PER_REQ = 16, /* rows of one request in one verify: root and drafts */
+    LIM_KV_GROUPS = 4,
+    LIM_EXPERTS_PER_TOK = 32,
+
+    /* requests */
+    LIM_STOP_STRINGS = 16,
+    LIM_STOP_BYTES = 1024, /* one stop string */
+    LIM_N = 128,           /* choices */
+    LIM_PROMPTS = 1024,    /* prompts of one completions request */
+    LIM_MESSAGES = 16384,
+};
+
+#endif

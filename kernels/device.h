@@ -1,0 +1,65 @@
+/* A device: memory, ordered work, recorded graphs, and the table of operations (ops.h).
+ *
+ * One thread owns an open device; calls from another are a bug. Work is ordered: an operation sees
+ * what earlier calls wrote. Operations never allocate, never read a host value after they were
+ * recorded and take only fixed addresses, so a recorded list of them can be replayed: a replay
+ * repeats the recorded calls with the same arguments on whatever the memory holds by then.
+ *
+ * The CPU device runs an operation when it is called (or replayed) on its thread pool. */
+#ifndef SPECD_DEVICE_H
+#define SPECD_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/err.h"
+
+struct dev;
+struct dev_graph;
+struct op_table;
+
+struct dev_conf {
+    int ordinal; /* which GPU; 0 on the CPU */
+    int threads; /* CPU: at most this many threads run an operation, the owner included; >= 1 */
+};
+
+enum dev_mem {
+    DEV_MEM_DEVICE, /* zeroed; only operations and copies touch it */
+    DEV_MEM_PINNED, /* host-visible ring and staging memory, written by operations without a copy */
+};
+
+/* What a steady decode must not do; tests compare these before and after. */
+struct dev_counts {
+    int64_t host_reads; /* copy_out calls */
+    int64_t syncs;      /* sync calls */
+    int64_t allocs;     /* alloc calls */
+    int64_t launches;   /* operations run eagerly */
+    int64_t replays;    /* graphs replayed */
+};
+
+struct dev_ops {
+    const char *name; /* "cpu", "cuda" */
+    int (*open)(struct dev **out, const struct dev_conf *c, struct err *e);
+    void (*close)(struct dev *d); /* all its memory and graphs must be gone */
+    /* Fails with E_NOMEM; after freeze() a call is a broken invariant. 64-byte aligned. */
+    int (*alloc)(struct dev *d, void **out, size_t bytes, enum dev_mem kind, struct err *e);
+    void (*free)(struct dev *d, void *p);
+    void (*freeze)(struct dev *d);
+    int (*copy_in)(struct dev *d, void *dst, const void *src, size_t bytes, struct err *e);
+    int (*copy_out)(struct dev *d, void *dst, const void *src, size_t bytes, struct err *e);
+    int (*sync)(struct dev *d, struct err *e);         /* reports asynchronous faults */
+    int (*record_begin)(struct dev *d, struct err *e); /* operations are kept, not run */
+    int (*record_end)(struct dev *d, struct dev_graph **out, struct err *e);
+    int (*replay)(struct dev *d, struct dev_graph *g, struct err *e);
+    void (*graph_free)(struct dev *d, struct dev_graph *g);
+    const struct dev_counts *(*counts)(const struct dev *d);
+    const struct op_table *ops;
+};
+
+extern const struct dev_ops dev_cpu;
+/* All devices of this build, best first, NULL ends; and the one of a name (NULL: not built in). */
+extern const struct dev_ops *const dev_list[];
+const struct dev_ops *dev_find(const char *name);
+
+#endif
