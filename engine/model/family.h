@@ -1,0 +1,31 @@
+/* A family of models: one file, one line in registry.c. */
+#ifndef SPECD_MODEL_FAMILY_H
+#define SPECD_MODEL_FAMILY_H
+
+#include "engine/base/js.h"
+#include "engine/model/model.h"
+
+struct tensors; /* safetensors.h: named, typed, mapped tensors that remember what was taken */
+
+struct family {
+    const char *name;
+    const char *const *archs; /* accepted architectures[0], NULL ends */
+    const char *const *model_types;
+    /* Reads every key that matters, refuses what it cannot honour, takes every tensor it needs,
+     * fills info; `priv` is the family's own struct, freed by close. */
+    int (*open)(void **priv, const json_t *config, struct tensors *t, struct model_info *info,
+                struct err *e);
+    void (*close)(void *priv);
+    size_t (*device_bytes)(const void *priv, int rows_max, int len_max);
+    int (*place)(void *priv, const struct dev_ops *ops, struct dev *d, int rows_max, int len_max,
+                 struct err *e);
+    void (*unplace)(void *priv);
+    void (*attn_need)(const void *priv, int group, enum role role, enum attn_kind mla_form,
+                      int q_len_max, struct attn_need *out);
+    int (*forward)(void *priv, const struct fwd *f, struct err *e);
+    int (*logits)(void *priv, const float *hidden, int rows, float *logits, struct err *e);
+};
+
+extern const struct family *const families[]; /* NULL ends */
+
+#endif

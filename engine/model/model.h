@@ -1,0 +1,99 @@
+/* A model: configuration, weights and the layer program of one family.
+ *
+ * Life: model_open reads and checks config.json, generation_config.json and the safetensors headers
+ * (host only, nothing guessed: a key that changes the maths is honoured or refused by name; a
+ * missing, misshapen or unexpected tensor is refused by name); the engine plans memory from
+ * model_info; model_place puts tables, and on a GPU weights, on the device; model_forward issues
+ * the operations of one pass. An opened model is immutable but for model_place; the worker owns it.
+ */
+#ifndef SPECD_MODEL_H
+#define SPECD_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "attention/attn.h"
+#include "engine/base/err.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+
+struct model;
+
+/* Layers that share kind, head dims, dtype and window: one pool, one page table, one page life. */
+struct kv_group {
+    enum attn_kind
+        kind; /* ATTN_GQA, or ATTN_MLA_ABSORBED for a latent cache (either MLA form reads it) */
+    int n_layer;
+    int n_kv;             /* MLA: 1 */
+    int qk_dim, v_dim;    /* GQA: head dims; MLA: kv_lora + rope, kv_lora */
+    int k_width, v_width; /* elements of a pool row a layer; MLA: v_width 0 */
+    int window;           /* 0: full attention; else keys (pos - window, pos] */
+    enum dtype dt;        /* fp32 on the CPU device */
+};
+
+struct model_info {
+    const char *family; /* registry name: "llama", "qwen2", "qwen3", "qwen3_moe", "deepseek" */
+    const char *arch;   /* architectures[0] of config.json */
+    int vocab, hidden, n_layer, n_head;
+    int pos_max; /* max_position_embeddings after rope scaling as the config states it */
+    int n_group;
+    struct kv_group group[LIM_KV_GROUPS];
+    int n_eos; /* union of config.json and generation_config.json */
+    int32_t eos[16];
+    int32_t bos;     /* -1: none */
+    int64_t n_param; /* elements of the tensors in use */
+    size_t weight_bytes;
+    int n_mtp; /* next-token layers found, checked and kept aside */
+    /* sampling defaults of generation_config.json; neutral where it is silent */
+    float temperature, top_p, min_p, repetition;
+    int top_k;
+};
+
+int model_open(struct model **out, const char *dir, struct err *e);
+void model_close(struct model *m);
+const struct model_info *model_info(const struct model *m);
+
+/* What each role needs of attention, one per KV group, page 0 (not chosen). MLA groups offer two
+ * forms: `kind` chooses which need is built (ATTN_MLA_ABSORBED or ATTN_MLA_DECOMPRESSED; ignored by
+ * GQA groups). q_len_max is 1 + drafts for verify roles, 0 for prefill. */
+void model_attn_need(const struct model *m, int group, enum role role, enum attn_kind mla_form,
+                     int q_len_max, struct attn_need *out);
+
+/* Device bytes of tables and of the workspace for passes of at most `rows_max` rows. */
+size_t model_device_bytes(const struct model *m, int rows_max, int len_max);
+/* Allocates them. Positions up to len_max are served. */
+int model_place(struct model *m, const struct dev_ops *ops, struct dev *d, int rows_max,
+                int len_max, struct err *e);
+void model_unplace(struct model *m);
+
+struct attn_use { /* the backend chosen for one group in one role */
+    const struct attn_backend *b;
+    struct attn *a;
+    enum attn_kind kind; /* the form it runs */
+};
+
+/* One group's pool as device addresses. Pool row of (page, offset) is page * page_size + offset. */
+struct kv_view {
+    int page, n_page, pages_max;
+    const int32_t *table; /* [S][pages_max] */
+    float *k;             /* [n_layer][n_page * page][k_width] */
+    float *v;             /* [n_layer][n_page * page][v_width], NULL for MLA */
+};
+
+struct fwd {
+    enum role role;
+    int rows; /* of this call, padding included; <= rows_max of model_place */
+    const struct row_arrays *row;
+    const struct kv_view *kv;    /* [n_group] */
+    const struct attn_use *attn; /* [n_group] */
+    float *hidden;               /* out [rows, hidden]: after the final norm */
+};
+
+/* Issues the operations from embedding to final norm; recordable. Row bits depend on the weights
+ * and the row's token prefix alone (CPU device). */
+int model_forward(struct model *m, const struct fwd *f, struct err *e);
+/* logits[rows, vocab] = head(hidden); recordable. */
+int model_logits(struct model *m, const float *hidden, int rows, float *logits, struct err *e);
+
+#endif
