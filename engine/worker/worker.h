@@ -1,0 +1,106 @@
+/* The worker: the one thread that owns the device, the weights, the KV memory and the graphs.
+ *
+ * The scheduler hands it steps; every step is a staging block whose ownership travels with it. Two
+ * blocks exist, so the scheduler fills one while the device runs the other. Commands are executed
+ * strictly in order: a page or slot that the scheduler frees after submitting step n may be given
+ * out again in step n + 1. Results come back as the step's ring records, in order. */
+#ifndef SPECD_WORKER_H
+#define SPECD_WORKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "attention/attn.h"
+#include "engine/base/err.h"
+#include "engine/model/model.h"
+#include "kernels/ops.h"
+
+enum { STEPS_MAX = 2 };
+
+struct worker_conf {
+    const char *model_dir, *device; /* "auto" or a device name */
+    int threads;
+    int reqs_max; /* requests of one decode step; slots are 1..slots_max */
+    int slots_max;
+    int prefill_rows_max; /* rows of one prefill pass */
+    int len_max;          /* tokens of one request, prompt and output */
+    int block_size;       /* 0: derived */
+    int64_t kv_tokens;    /* capacity of every group in tokens */
+    const char *attention_backend;
+    enum attn_kind mla_form; /* 0: absorbed */
+};
+
+/* A chunk of a prompt: rows [row0, row0 + n) of the step's prefill arrays, positions pos0 … */
+struct prefill_chunk {
+    int32_t slot, gen;
+    int32_t row0, n, pos0;
+    bool last;       /* sample after the last row */
+    int32_t n_score; /* >= 0: log probabilities of the tokens after each row (prompt echo) with so
+                        many alternatives; -1: none */
+};
+
+/* What the scheduler fills. Arrays have the capacities of worker_conf. */
+struct step {
+    int64_t no; /* 1, 2, 3 … */
+    /* applied first, in this order: stops, starts, page-table entries */
+    int n_stop, n_start, n_set;
+    int32_t *stop;            /* [slots_max] */
+    struct slot_start *start; /* [slots_max] */
+    struct page_set *set;     /* [set_max] */
+    int set_max;
+    /* decode: one verify of these slots (replayed graph) */
+    int n_req;
+    int32_t *req_slot, *req_gen; /* [reqs_max] */
+    int rows_max;                /* upper bound of their rows: n_req without drafts */
+    /* prefill: one eager pass over chunks */
+    int n_chunk, n_row;
+    struct prefill_chunk *chunk; /* [reqs_max] */
+    int32_t *tok;                /* [prefill_rows_max] token of each row */
+    int32_t *score_tok;          /* [prefill_rows_max] token whose log probability is wanted, -1 */
+    /* results, valid once the step came back */
+    const struct ring_rec *decode_rec;  /* [n_req] */
+    const struct ring_rec *prefill_rec; /* [n_chunk] n = 1 where last */
+    struct sample_out *score;           /* [prefill_rows_max] of rows with score_tok >= 0 */
+    int64_t device_us;
+    struct err err; /* code != 0: the device failed; results are void */
+};
+
+struct worker;
+
+struct worker_info {
+    struct model_info model;
+    int page;
+    int n_page[LIM_KV_GROUPS];    /* pages of a group's pool; page ids 0 … n_page - 1 */
+    int pages_max[LIM_KV_GROUPS]; /* entries of a page-table row */
+    int64_t kv_bytes, workspace_bytes;
+    int n_graph;
+    double load_s, record_s;
+    const char *device;
+};
+
+/* Opens device and model, checks every role's attention need, plans memory, records the graphs of
+ * all buckets and starts the thread. `done` is called on the worker thread after each step; it must
+ * only queue and signal. */
+int worker_open(struct worker **out, const struct worker_conf *c,
+                void (*done)(void *ud, struct step *s), void *ud, struct err *e);
+void worker_close(struct worker *w); /* finishes queued steps first */
+const struct worker_info *worker_info(const struct worker *w);
+/* A free staging block, NULL when both are in flight. Scheduler thread only. */
+struct step *worker_step_get(struct worker *w);
+/* Hands the step over; it comes back through `done`. */
+void worker_step_put(struct worker *w, struct step *s);
+/* The scheduler has read the results of a step that came back: the block is free again. */
+void worker_step_release(struct worker *w, struct step *s);
+/* Device counters, for tests. Racy reads while steps run. */
+const struct dev_counts *worker_counts(const struct worker *w);
+
+/* The same as a table, so that the scheduler can be driven by a fake in tests. */
+struct worker_ops {
+    struct step *(*get)(void *w);
+    void (*put)(void *w, struct step *s);
+    void (*release)(void *w, struct step *s);
+};
+extern const struct worker_ops worker_real;
+
+#endif
