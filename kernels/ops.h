@@ -315,11 +315,13 @@ struct op_accept {
     bool prefill;
 };
 
+/* clang-format off */
 #define OP_LIST(X)                                                                                 \
     X(embed)                                                                                       \
     X(rmsnorm) X(matmul) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
             X(score) X(accept)
+/* clang-format on */
 
 #define OP_FIELD(name) int (*name)(struct dev * d, const struct op_##name *a);
 struct op_table {
