@@ -1,0 +1,529 @@
+/* One step on the device: updates, then the decode graph, then the prefill pass. The decode part is
+ * a replay of recorded operations on fixed addresses; the host hands over slot numbers and a bucket
+ * and reads nothing back but the pinned records. */
+#include "engine/worker/runner.h"
+
+#include <string.h>
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+enum { BUCKETS_MAX = 48, RING_DEPTH = STEPS_MAX + 1 };
+
+#define RUN(r, op, args)                                                                           \
+    do {                                                                                           \
+        int run_r_ = (r)->ops->ops->op((r)->d, (args));                                            \
+        if (run_r_ < 0)                                                                            \
+            return FAIL(e, run_r_, "operation " #op " failed on device %s", (r)->ops->name);       \
+    } while (0)
+
+/* ---- the two passes ---- */
+
+static int place_rows(struct runner *r, int rows, struct err *e)
+{
+    for (int g = 0; g < r->kv.n_group; g++) {
+        struct op_rows_place a = {
+            .slot = r->b.rows.slot,
+            .pos = r->b.rows.pos,
+            .tok = r->b.rows.tok,
+            .first = r->b.rows.first[g],
+            .last = r->b.rows.last[g],
+            .wslot = r->b.rows.wslot[g],
+            .table = r->kv.view[g].table,
+            .rows = rows,
+            .pages_max = r->kv.view[g].pages_max,
+            .page = r->kv.view[g].page,
+            .window = r->info.model.group[g].window,
+        };
+        RUN(r, rows_place, &a);
+    }
+    return OK;
+}
+
+static int forward(struct runner *r, enum role role, int rows, struct err *e)
+{
+    struct fwd f = {
+        .role = role,
+        .rows = rows,
+        .row = &r->b.rows,
+        .kv = r->kv.view,
+        .attn = r->attn[role],
+        .hidden = r->b.hidden,
+    };
+    return model_forward(r->model, &f, e);
+}
+
+static int plan_attention(struct runner *r, enum role role, int reqs, int rows, int qlen,
+                          struct err *e)
+{
+    for (int g = 0; g < r->kv.n_group; g++) {
+        struct graph_dims dims = {
+            .reqs = reqs,
+            .seqs = reqs,
+            .rows = rows,
+            .qlen = qlen,
+            .pages = r->kv.view[g].pages_max,
+            .role = role,
+        };
+        TRY(r->attn[role][g].b->plan(r->attn[role][g].a, &dims, e));
+    }
+    return OK;
+}
+
+static struct spec_step spec_step(struct runner *r, int reqs, bool prefill)
+{
+    return (struct spec_step){
+        .rows = r->b.rows,
+        .sample = r->b.sample,
+        .req_slot = r->b.req_slot,
+        .req_gen = r->b.req_gen,
+        .req_row0 = r->b.req_row0,
+        .req_n = r->b.req_n,
+        .last_sample = r->b.last_sample,
+        .ring = prefill ? r->b.ring_prefill : r->b.ring_decode,
+        .step = r->b.step,
+        .ring_depth = RING_DEPTH,
+        .ring_stride = r->b.c.reqs_max,
+        .reqs = reqs,
+        .prefill = prefill,
+    };
+}
+
+static int sample_rows(struct runner *r, const int32_t *idx, int m, struct err *e)
+{
+    struct op_sample a = {
+        .s = r->b.slots,
+        .rows = r->b.rows,
+        .logits = r->b.logits,
+        .ldl = r->b.c.vocab,
+        .idx = idx,
+        .out = r->b.sample,
+        .work = r->b.sample_work,
+        .m = m,
+        .vocab = r->b.c.vocab,
+    };
+    RUN(r, sample, &a);
+    return OK;
+}
+
+/* From slots to ring records: the body of a decode graph. */
+static int verify_body(void *ud, const struct graph_key *k, struct err *e)
+{
+    struct runner *r = ud;
+    struct op_rows_build rb = {
+        .s = r->b.slots,
+        .out = r->b.rows,
+        .req_slot = r->b.req_slot,
+        .req_gen = r->b.req_gen,
+        .req_row0 = r->b.req_row0,
+        .req_n = r->b.req_n,
+        .reqs = k->reqs,
+        .rows = k->rows,
+    };
+    TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->rows_per_req, e));
+    RUN(r, rows_build, &rb);
+    TRY(place_rows(r, k->rows, e));
+    TRY(forward(r, TGT_VERIFY, k->rows, e));
+    TRY(model_logits(r->model, r->b.hidden, k->rows, r->b.logits, e));
+    TRY(sample_rows(r, NULL, k->rows, e));
+    struct spec_step st = spec_step(r, k->reqs, false);
+    TRY(spec_accept(&r->spec_env, &st, e));
+    if (r->algo->propose)
+        TRY(r->algo->propose(r->spec, &st, e));
+    return OK;
+}
+
+static int copy_in(struct runner *r, void *dst, const void *src, size_t n, size_t size,
+                   struct err *e)
+{
+    return n ? r->ops->copy_in(r->d, dst, src, n * size, e) : OK;
+}
+
+static int apply_updates(struct runner *r, const struct step *s, struct err *e)
+{
+    if (!s->n_stop && !s->n_start && !s->n_set)
+        return OK;
+    struct batch *b = &r->b;
+    CHECK(s->n_stop <= b->c.slots_max && s->n_start <= b->c.slots_max && s->n_set <= s->set_max);
+    int32_t counts[3] = {s->n_start, s->n_stop, s->n_set};
+    TRY(copy_in(r, b->n_start, &counts[0], 1, sizeof counts[0], e));
+    TRY(copy_in(r, b->n_stop, &counts[1], 1, sizeof counts[0], e));
+    TRY(copy_in(r, b->n_set, &counts[2], 1, sizeof counts[0], e));
+    TRY(copy_in(r, b->start, s->start, (size_t)s->n_start, sizeof *s->start, e));
+    TRY(copy_in(r, b->stop, s->stop, (size_t)s->n_stop, sizeof *s->stop, e));
+    TRY(copy_in(r, b->set, s->set, (size_t)s->n_set, sizeof *s->set, e));
+    struct op_slot_update a = {
+        .s = b->slots,
+        .start = b->start,
+        .n_start = b->n_start,
+        .stop = b->stop,
+        .n_stop = b->n_stop,
+        .set = b->set,
+        .n_set = b->n_set,
+        .n_group = r->kv.n_group,
+    };
+    for (int g = 0; g < r->kv.n_group; g++) {
+        a.table[g] = r->kv.table[g];
+        a.pages_max[g] = r->kv.view[g].pages_max;
+    }
+    RUN(r, slot_update, &a);
+    return OK;
+}
+
+static int decode(struct runner *r, struct step *s, struct err *e)
+{
+    struct batch *b = &r->b;
+    struct graph_key want = {.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max};
+    const struct graph_key *k = graph_pool_fit(r->graphs, &want);
+    CHECK(k);                                  /* the planner's bounds are the pool's */
+    for (int i = s->n_req; i < k->reqs; i++) { /* every replay rewrites all inputs */
+        s->req_slot[i] = 0;
+        s->req_gen[i] = 0;
+    }
+    TRY(copy_in(r, b->req_slot, s->req_slot, (size_t)k->reqs, sizeof *s->req_slot, e));
+    TRY(copy_in(r, b->req_gen, s->req_gen, (size_t)k->reqs, sizeof *s->req_gen, e));
+    s->decode_rec = b->ring_decode + (s->no % RING_DEPTH) * b->c.reqs_max;
+    if (r->eager)
+        return graph_pool_eager(r->graphs, k, e);
+    TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->rows_per_req, e));
+    return graph_pool_replay(r->graphs, k, e);
+}
+
+/* Log probabilities of the prompt's own tokens, logits_max rows at a time. This path waits for the
+ * device; it exists for echo and evaluation only. */
+static int score_prompt(struct runner *r, struct step *s, struct err *e)
+{
+    struct batch *b = &r->b;
+    int32_t *row = r->rows_host, *tok = row + b->c.rows_max, *top = tok + b->c.rows_max;
+    for (int c = 0, i = 0; c < s->n_chunk;) {
+        int m = 0;
+        for (; c < s->n_chunk && m < b->c.logits_max;) {
+            const struct prefill_chunk *ch = &s->chunk[c];
+            if (ch->n_score < 0 || i >= ch->n) {
+                c++;
+                i = 0;
+                continue;
+            }
+            if (s->score_tok[ch->row0 + i] >= 0) {
+                row[m] = ch->row0 + i;
+                tok[m] = s->score_tok[ch->row0 + i];
+                top[m++] = ch->n_score;
+            }
+            i++;
+        }
+        if (!m)
+            break;
+        TRY(copy_in(r, b->gather, row, (size_t)m, sizeof *row, e));
+        TRY(copy_in(r, b->score_tok, tok, (size_t)m, sizeof *tok, e));
+        TRY(copy_in(r, b->score_top, top, (size_t)m, sizeof *top, e));
+        struct op_gather ga = {b->hidden_out, b->hidden, b->gather, m, b->c.hidden};
+        RUN(r, gather, &ga);
+        TRY(model_logits(r->model, b->hidden_out, m, b->logits, e));
+        struct op_score sc = {b->logits, b->c.vocab, b->score_tok, b->score_top,
+                              b->score,  m,          b->c.vocab};
+        RUN(r, score, &sc);
+        TRY(r->ops->sync(r->d, e));
+        for (int j = 0; j < m; j++)
+            s->score[row[j]] = b->score[j];
+    }
+    return OK;
+}
+
+static int prefill(struct runner *r, struct step *s, struct err *e)
+{
+    struct batch *b = &r->b;
+    size_t rows_max = (size_t)b->c.rows_max;
+    int32_t *slot = r->rows_host, *pos = slot + rows_max, *req = pos + rows_max;
+    int32_t *head = req + rows_max; /* row0, n, last_sample, gather: reqs_max each */
+    size_t reqs = (size_t)b->c.reqs_max;
+    int32_t *row0 = head, *n = head + reqs, *last = n + reqs, *gather = last + reqs;
+    int m = 0, longest = 0;
+    bool scored = false;
+    CHECK(s->n_chunk <= b->c.reqs_max && s->n_row <= r->dims[TGT_PREFILL].rows);
+    for (int c = 0; c < s->n_chunk; c++) {
+        const struct prefill_chunk *ch = &s->chunk[c];
+        CHECK(ch->row0 >= 0 && ch->n > 0 && ch->row0 + ch->n <= s->n_row);
+        for (int i = 0; i < ch->n; i++) {
+            slot[ch->row0 + i] = ch->slot;
+            pos[ch->row0 + i] = ch->pos0 + i;
+            req[ch->row0 + i] = c;
+        }
+        s->req_slot[c] = ch->slot;
+        s->req_gen[c] = ch->gen;
+        row0[c] = ch->row0;
+        n[c] = ch->n;
+        last[c] = ch->last ? m : -1;
+        if (ch->last)
+            gather[m++] = ch->row0 + ch->n - 1;
+        scored |= ch->n_score >= 0;
+        longest = ch->n > longest ? ch->n : longest;
+    }
+    size_t nr = (size_t)s->n_row, nc = (size_t)s->n_chunk;
+    TRY(copy_in(r, b->rows.tok, s->tok, nr, sizeof *slot, e));
+    TRY(copy_in(r, b->rows.slot, slot, nr, sizeof *slot, e));
+    TRY(copy_in(r, b->rows.pos, pos, nr, sizeof *slot, e));
+    TRY(copy_in(r, b->rows.req, req, nr, sizeof *slot, e));
+    TRY(copy_in(r, b->req_slot, s->req_slot, nc, sizeof *slot, e));
+    TRY(copy_in(r, b->req_gen, s->req_gen, nc, sizeof *slot, e));
+    TRY(copy_in(r, b->req_row0, row0, nc, sizeof *slot, e));
+    TRY(copy_in(r, b->req_n, n, nc, sizeof *slot, e));
+    TRY(copy_in(r, b->last_sample, last, nc, sizeof *slot, e));
+    TRY(copy_in(r, b->gather, gather, (size_t)m, sizeof *slot, e));
+    s->prefill_rec = b->ring_prefill + (s->no % RING_DEPTH) * b->c.reqs_max;
+
+    struct op_rows_note note = {b->slots, b->rows.tok, b->rows.slot, b->rows.pos, s->n_row};
+    TRY(plan_attention(r, TGT_PREFILL, s->n_chunk, s->n_row, longest, e));
+    RUN(r, rows_note, &note);
+    TRY(place_rows(r, s->n_row, e));
+    TRY(forward(r, TGT_PREFILL, s->n_row, e));
+    if (m) {
+        struct op_gather ga = {b->hidden_out, b->hidden, b->gather, m, b->c.hidden};
+        RUN(r, gather, &ga);
+        TRY(model_logits(r->model, b->hidden_out, m, b->logits, e));
+        TRY(sample_rows(r, b->gather, m, e));
+    }
+    struct spec_step st = spec_step(r, s->n_chunk, true);
+    TRY(spec_accept(&r->spec_env, &st, e));
+    return scored ? score_prompt(r, s, e) : OK;
+}
+
+int runner_step(struct runner *r, struct step *s)
+{
+    struct err *e = &s->err;
+    *e = (struct err){0};
+    s->decode_rec = s->prefill_rec = NULL;
+    int64_t t0 = clock_us();
+    int ret = OK;
+    TRY_OUT(copy_in(r, r->b.step, &s->no, 1, sizeof s->no, e));
+    TRY_OUT(apply_updates(r, s, e));
+    if (s->n_req)
+        TRY_OUT(decode(r, s, e));
+    if (s->n_chunk)
+        TRY_OUT(prefill(r, s, e));
+out:
+    if (ret < 0 && e->code == 0)
+        FAIL(e, ret, "the device failed");
+    s->device_us = clock_us() - t0;
+    return ret;
+}
+
+/* ---- opening ---- */
+
+/* Chooses page size and backends for both roles. The form of MLA is the configured one, or, when a
+ * backend is forced by name, the one it runs. */
+static int choose_attention(struct runner *r, const struct worker_conf *c, enum attn_kind form,
+                            struct err *e)
+{
+    static const enum role roles[] = {TGT_PREFILL, TGT_VERIFY};
+    struct attn_need need[2 * LIM_KV_GROUPS] = {0};
+    const struct model_info *mi = &r->info.model;
+    int n = 0;
+    for (int g = 0; g < mi->n_group; g++)
+        for (int i = 0; i < 2; i++)
+            model_attn_need(r->model, g, roles[i], form,
+                            roles[i] == TGT_VERIFY ? r->rows_per_req : 0, &need[n++]);
+    TRY(attn_page_size(&r->info.page, r->ops->name, need, n, c->block_size, e));
+    for (int k = 0; k < n; k++) {
+        struct attn_use *u = &r->attn[need[k].role][k / 2];
+        need[k].page = r->info.page;
+        TRY(attn_select(&u->b, r->ops->name, &need[k], c->attention_backend, e));
+        u->kind = need[k].kind;
+    }
+    return OK;
+}
+
+static int open_attention(struct runner *r, const struct worker_conf *c, struct err *e)
+{
+    enum attn_kind form = c->mla_form ? c->mla_form : ATTN_MLA_ABSORBED;
+    int ret = choose_attention(r, c, form, e);
+    if (ret < 0 && c->attention_backend && form == ATTN_MLA_ABSORBED) {
+        struct err other = {0};
+        form = ATTN_MLA_DECOMPRESSED;
+        if (choose_attention(r, c, form, &other) == OK)
+            ret = OK;
+    }
+    TRY(ret);
+    const struct model_info *mi = &r->info.model;
+    static const enum role roles[] = {TGT_PREFILL, TGT_VERIFY};
+    for (int i = 0; i < 2; i++) {
+        bool verify = roles[i] == TGT_VERIFY;
+        struct graph_dims *dims = &r->dims[roles[i]];
+        *dims = (struct graph_dims){
+            .reqs = c->reqs_max,
+            .seqs = c->reqs_max,
+            .rows = verify ? c->reqs_max * r->rows_per_req : c->prefill_rows_max,
+            .qlen = verify ? r->rows_per_req : c->prefill_rows_max,
+            .pages = kv_pages(c->len_max, r->info.page),
+            .role = roles[i],
+        };
+        for (int g = 0; g < mi->n_group; g++) {
+            struct attn_use *u = &r->attn[roles[i]][g];
+            struct attn_need need;
+            model_attn_need(r->model, g, roles[i], form, verify ? r->rows_per_req : 0, &need);
+            need.page = r->info.page;
+            TRY(u->b->open(&u->a, r->d, &need, dims, e));
+        }
+    }
+    return OK;
+}
+
+static int plan_memory(struct runner *r, const struct worker_conf *c, struct err *e)
+{
+    struct model_info *mi = &r->info.model;
+    int page = r->info.page;
+    int verify_rows = c->reqs_max * r->rows_per_req;
+    int rows_max = verify_rows > c->prefill_rows_max ? verify_rows : c->prefill_rows_max;
+    for (int g = 0; g < mi->n_group; g++) {
+        int64_t pages = (c->kv_tokens + page - 1) / page;
+        if (pages < 1 || pages > INT32_MAX / page)
+            return FAIL(e, E_INVAL, "a KV cache of %lld tokens cannot be addressed",
+                        (long long)c->kv_tokens);
+        r->info.n_page[g] = (int)pages;
+        r->info.pages_max[g] = kv_pages(c->len_max, page);
+    }
+    r->set_max = mi->n_group * (c->prefill_rows_max + c->reqs_max * (LIM_ROWS_PER_REQ + 4));
+    struct batch_conf bc = {
+        .slots_max = c->slots_max,
+        .reqs_max = c->reqs_max,
+        .rows_max = rows_max,
+        .logits_max = verify_rows,
+        .set_max = r->set_max,
+        .len_max = c->len_max,
+        .vocab = mi->vocab,
+        .hidden = mi->hidden,
+        .n_group = mi->n_group,
+        .ring_depth = RING_DEPTH,
+    };
+    TRY(model_place(r->model, r->ops, r->d, rows_max, c->len_max, e));
+    TRY(batch_open(&r->b, &bc, r->ops, r->d, e));
+    TRY(kv_pool_open(&r->kv, mi->group, mi->n_group, r->info.n_page, page, c->len_max,
+                     c->slots_max + 1, r->ops, r->d, e));
+    size_t staging = 3 * (size_t)rows_max + 4 * (size_t)c->reqs_max;
+    void *mem = NULL;
+    TRY(r->ops->alloc(r->d, &mem, staging * sizeof(int32_t), DEV_MEM_PINNED, e));
+    r->rows_host = mem;
+    r->info.kv_bytes = (int64_t)kv_pool_bytes(mi->group, mi->n_group, r->info.n_page, page);
+    r->info.workspace_bytes =
+        (int64_t)(batch_bytes(&bc) + model_device_bytes(r->model, rows_max, c->len_max));
+    return OK;
+}
+
+static int record_graphs(struct runner *r, struct err *e)
+{
+    int buckets[BUCKETS_MAX];
+    struct graph_key keys[BUCKETS_MAX];
+    int n = graph_buckets(r->b.c.reqs_max, buckets, BUCKETS_MAX);
+    for (int i = 0; i < n; i++)
+        keys[i] = (struct graph_key){
+            .role = TGT_VERIFY, .reqs = buckets[i], .rows = buckets[i] * r->rows_per_req};
+    int64_t t0 = clock_us();
+    TRY(graph_pool_open(&r->graphs, r->ops, r->d, keys, n, verify_body, r, e));
+    r->info.n_graph = n;
+    r->info.record_s = (double)(clock_us() - t0) * 1e-6;
+    return OK;
+}
+
+int runner_open(struct runner *r, const struct worker_conf *c, struct err *e)
+{
+    *r = (struct runner){.conf = *c};
+    r->conf.model_dir = r->conf.device = r->conf.attention_backend = NULL;
+    bool any = !c->device || !strcmp(c->device, "auto");
+    r->ops = any ? dev_list[0] : dev_find(c->device);
+    if (!r->ops)
+        return FAIL(e, E_UNSUPPORTED, "device '%s' is not part of this build", c->device);
+    int ret = OK;
+    int64_t t0 = clock_us();
+    struct dev_conf dc = {.ordinal = 0, .threads = c->threads};
+    TRY_OUT(r->ops->open(&r->d, &dc, e));
+    TRY_OUT(model_open(&r->model, c->model_dir, e));
+    r->info.model = *model_info(r->model);
+    r->info.device = r->ops->name;
+    r->spec_env = (struct spec_env){.ops = r->ops, .d = r->d, .reqs_max = c->reqs_max};
+    r->algo = spec_find("off");
+    r->rows_per_req = r->algo->rows_per_req(&r->spec_env);
+    CHECK(r->rows_per_req >= 1 && r->rows_per_req <= LIM_ROWS_PER_REQ);
+    TRY_OUT(open_attention(r, c, e));
+    TRY_OUT(plan_memory(r, c, e));
+    r->spec_env.slots = r->b.slots;
+    if (r->algo->open)
+        TRY_OUT(r->algo->open(&r->spec, &r->spec_env, e));
+    r->info.load_s = (double)(clock_us() - t0) * 1e-6;
+    TRY_OUT(record_graphs(r, e));
+    return OK;
+out:
+    runner_close(r);
+    return ret;
+}
+
+void runner_close(struct runner *r)
+{
+    if (!r->ops)
+        return;
+    graph_pool_close(r->graphs);
+    if (r->spec && r->algo->close)
+        r->algo->close(r->spec);
+    for (int role = 0; role < N_ROLES; role++)
+        for (int g = 0; g < LIM_KV_GROUPS; g++)
+            if (r->attn[role][g].a)
+                r->attn[role][g].b->close(r->attn[role][g].a);
+    if (r->d) {
+        if (r->rows_host)
+            r->ops->free(r->d, r->rows_host);
+        kv_pool_close(&r->kv, r->ops, r->d);
+        batch_close(&r->b, r->ops, r->d);
+        if (r->model)
+            model_unplace(r->model);
+    }
+    model_close(r->model);
+    if (r->d)
+        r->ops->close(r->d);
+    *r = (struct runner){0};
+}
+
+/* ---- staging blocks ---- */
+
+struct block {
+    void **p;
+    size_t bytes;
+};
+
+static int blocks(struct runner *r, struct step *s, struct block *out)
+{
+    size_t slots = (size_t)r->conf.slots_max, reqs = (size_t)r->conf.reqs_max;
+    size_t rows = (size_t)r->conf.prefill_rows_max;
+    struct block all[] = {
+        {(void **)&s->stop, slots * sizeof *s->stop},
+        {(void **)&s->start, slots * sizeof *s->start},
+        {(void **)&s->set, (size_t)r->set_max * sizeof *s->set},
+        {(void **)&s->req_slot, reqs * sizeof *s->req_slot},
+        {(void **)&s->req_gen, reqs * sizeof *s->req_gen},
+        {(void **)&s->chunk, reqs * sizeof *s->chunk},
+        {(void **)&s->tok, rows * sizeof *s->tok},
+        {(void **)&s->score_tok, rows * sizeof *s->score_tok},
+        {(void **)&s->score, rows * sizeof *s->score},
+    };
+    memcpy(out, all, sizeof all);
+    return (int)ARRAY_LEN(all);
+}
+
+int runner_step_init(struct runner *r, struct step *s, struct err *e)
+{
+    *s = (struct step){.set_max = r->set_max};
+    struct block b[16];
+    int n = blocks(r, s, b);
+    for (int i = 0; i < n; i++)
+        TRY(r->ops->alloc(r->d, b[i].p, b[i].bytes, DEV_MEM_PINNED, e));
+    return OK;
+}
+
+void runner_step_done(struct runner *r, struct step *s)
+{
+    struct block b[16];
+    int n = blocks(r, s, b);
+    for (int i = 0; i < n; i++) {
+        if (*b[i].p)
+            r->ops->free(r->d, *b[i].p);
+        *b[i].p = NULL;
+    }
+}

@@ -1,0 +1,40 @@
+/* The device side of the worker without its thread: opens device, model, attention, memory and
+ * graphs, and runs one step. Everything here is called by one thread (the worker's; a test's). */
+#ifndef SPECD_RUNNER_H
+#define SPECD_RUNNER_H
+
+#include "engine/batch/batch.h"
+#include "engine/graph/graph_pool.h"
+#include "engine/kv/pool.h"
+#include "engine/worker/worker.h"
+#include "speculative/spec.h"
+
+struct runner {
+    struct worker_conf conf; /* numbers only: strings are not kept */
+    const struct dev_ops *ops;
+    struct dev *d;
+    struct model *model;
+    struct worker_info info;
+    struct attn_use attn[N_ROLES][LIM_KV_GROUPS];
+    struct graph_dims dims[N_ROLES]; /* the most a call of the role may bring */
+    struct batch b;
+    struct kv_pool kv;
+    struct spec_env spec_env;
+    const struct spec_algo *algo;
+    struct spec *spec;
+    int rows_per_req;
+    struct graph_pool *graphs;
+    int32_t *rows_host; /* pinned: slot, pos, req of prefill rows, then 4 lists of requests */
+    int set_max;
+    bool eager; /* tests: run the bodies instead of replaying the graphs */
+};
+
+int runner_open(struct runner *r, const struct worker_conf *c, struct err *e);
+void runner_close(struct runner *r); /* also of a half-opened one */
+/* Staging blocks with the capacities of the configuration. */
+int runner_step_init(struct runner *r, struct step *s, struct err *e);
+void runner_step_done(struct runner *r, struct step *s);
+/* Runs the step and fills in its results; a failure is in s->err as well. */
+int runner_step(struct runner *r, struct step *s);
+
+#endif
