@@ -44,9 +44,13 @@ $(B)/%.c.o: %.c $(B)/flags
 $(B)/flags: FORCE # rebuild when flags change
 	@mkdir -p $(B); echo '$(CC) $(C_FLAGS)' | cmp -s - $@ || echo '$(CC) $(C_FLAGS)' >$@
 # Every function `Suite *suite_NAME(void)` under test/ is run: a new file needs no list to edit.
-$(B)/suites.inc: $(TEST_SRC) $(B)/flags
-	@sed -nE 's/^Suite \*(suite_[a-z0-9_]+)\(void\)$$/SUITE(\1)/p' $(TEST_SRC) | sort >$@
+$(B)/suites.inc: FORCE
+	@mkdir -p $(B); sed -nE 's/^Suite \*(suite_[a-z0-9_]+)\(void\)$$/SUITE(\1)/p' $(TEST_SRC) | sort >$@.new; $(call if_new,$@)
+$(B)/fuzz.inc: FORCE
+	@mkdir -p $(B); printf '%s\n' $(patsubst test/fuzz/%.c,'FUZZ(%)',$(sort $(wildcard test/fuzz/fuzz_*.c))) >$@.new; $(call if_new,$@)
+if_new = cmp -s $1.new $1 && rm $1.new || mv $1.new $1
 $(call obj,test/run.c): $(B)/suites.inc
+$(call obj,test/unit/test_fuzz_replay.c): $(B)/fuzz.inc
 # a suite is declared by the generated list, not by a header
 $(call obj,$(TEST_SRC)): private X_FLAGS := -Wno-missing-prototypes
 
@@ -64,7 +68,8 @@ fuzz: ## fuzz one parser: make fuzz F=json [FUZZ_SECONDS=60]
 	$(CLANG) -std=c17 -D_GNU_SOURCE -I. -g -O1 -ffp-contract=off -fsanitize=fuzzer,address,undefined -DSPECD_VERSION='"$(VERSION)"' \
 	  -DFUZZ_TARGET=fuzz_$(F) $(shell pkg-config --cflags $(PKGS)) -o $(BUILD)/fuzz/$(F) \
 	  test/fuzz/main.c test/fuzz/fuzz_$(F).c $(LIB_SRC) $(SRV_SRC) $(LIBS)
-	$(BUILD)/fuzz/$(F) -max_total_time=$(or $(FUZZ_SECONDS),60) -rss_limit_mb=2048 -timeout=10 test/fuzz/corpus/$(F)
+	$(BUILD)/fuzz/$(F) -max_total_time=$(or $(FUZZ_SECONDS),60) -rss_limit_mb=2048 -timeout=10 \
+	  -artifact_prefix=$(BUILD)/fuzz/ test/fuzz/corpus/$(F)
 check: ## format, layers, each header alone, banned calls
 	FMT=$(FMT) sh scripts/check.sh
 format: ## rewrite the sources in the project's format
