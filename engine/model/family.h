@@ -26,6 +26,8 @@ struct family {
     int (*logits)(void *priv, const float *hidden, int rows, float *logits, struct err *e);
 };
 
+extern const struct family family_llama, family_qwen2, family_qwen3, family_qwen3_moe,
+    family_deepseek;
 extern const struct family *const families[]; /* NULL ends */
 
 #endif

@@ -1,0 +1,294 @@
+/* Shared pieces of the layer programs; see the header. Does not know any family. */
+#include "engine/model/layer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+
+/* ---- device memory ---- */
+
+int placed_alloc(struct placed *pl, void **out, size_t bytes, struct err *e)
+{
+    *out = NULL;
+    bytes = (bytes + 63) & ~(size_t)63;
+    pl->bytes += bytes;
+    if (!pl->ops || !bytes)
+        return OK;
+    TRY(pl->ops->alloc(pl->d, out, bytes, DEV_MEM_DEVICE, e));
+    MEM_GROW(pl->p, pl->cap, pl->n + 1);
+    pl->p[pl->n++] = *out;
+    return OK;
+}
+
+int placed_floats(struct placed *pl, float **out, int64_t n, struct err *e)
+{
+    void *p;
+    TRY(placed_alloc(pl, &p, mem_mul((size_t)n, sizeof(float)), e));
+    *out = p;
+    return OK;
+}
+
+int placed_copy(struct placed *pl, const void **out, const void *src, size_t bytes, struct err *e)
+{
+    void *p;
+    TRY(placed_alloc(pl, &p, bytes, e));
+    if (p)
+        TRY(pl->ops->copy_in(pl->d, p, src, bytes, e));
+    *out = p;
+    return OK;
+}
+
+void placed_free(struct placed *pl)
+{
+    while (pl->n > 0)
+        pl->ops->free(pl->d, pl->p[--pl->n]);
+    mem_free(pl->p);
+    *pl = (struct placed){0};
+}
+
+int rope_place(struct placed *pl, const struct rope *r, int dim, int len, struct rope_dev *out,
+               struct err *e)
+{
+    size_t bytes = mem_mul((size_t)len * (size_t)(dim / 2), sizeof(float));
+    float *cos = NULL, *sin = NULL;
+    if (pl->ops) {
+        cos = mem_alloc(bytes);
+        sin = mem_alloc(bytes);
+        rope_table(r, dim, len, cos, sin);
+    }
+    const void *pc, *ps;
+    int ret;
+    TRY_OUT(placed_copy(pl, &pc, cos, bytes, e));
+    TRY_OUT(placed_copy(pl, &ps, sin, bytes, e));
+    *out = (struct rope_dev){.cos = pc, .sin = ps, .dim = dim, .len = len};
+out:
+    mem_free(cos);
+    mem_free(sin);
+    return ret;
+}
+
+/* ---- tensors ---- */
+
+int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, int64_t k,
+         unsigned flags, struct weight *w, struct err *e)
+{
+    char name[NAME_MAX_LEN];
+    int len = snprintf(name, sizeof name, "%s%s", prefix, suffix);
+    CHECK(len > 0 && len < (int)sizeof name);
+    return tensors_take(t, name, n, k, flags, w, e);
+}
+
+int head_take(struct tensors *t, bool tied, int vocab, int hidden, const struct weight *embed,
+              struct weight *head, struct err *e)
+{
+    if (!tied)
+        return tensors_take(t, "lm_head.weight", vocab, hidden, 0, head, e);
+    /* A tied checkpoint may still carry the copy; a different one would be a guess. */
+    *head = *embed;
+    const struct tensor *x = tensors_find(t, "lm_head.weight");
+    if (!x)
+        return OK;
+    if (x->dt != embed->dt || x->bytes != (size_t)(embed->n * embed->k) * dtype_size(embed->dt) ||
+        memcmp(x->p, embed->p, x->bytes) != 0)
+        return FAIL(e, E_FORMAT,
+                    "%s: 'tie_word_embeddings' is true but tensor 'lm_head.weight' differs from "
+                    "the embedding",
+                    x->file);
+    tensors_ignore(t, "lm_head.weight");
+    return OK;
+}
+
+int mlp_take(struct tensors *t, const char *prefix, int hidden, int inter, bool bias,
+             struct mlp *out, struct err *e)
+{
+    *out = (struct mlp){.inter = inter};
+    TRY(take(t, prefix, "gate_proj.weight", inter, hidden, TAKE_FP8, &out->gate, e));
+    TRY(take(t, prefix, "up_proj.weight", inter, hidden, TAKE_FP8, &out->up, e));
+    TRY(take(t, prefix, "down_proj.weight", hidden, inter, TAKE_FP8, &out->down, e));
+    if (bias) {
+        TRY(take(t, prefix, "gate_proj.bias", 1, inter, TAKE_VECTOR, &out->gate_b, e));
+        TRY(take(t, prefix, "up_proj.bias", 1, inter, TAKE_VECTOR, &out->up_b, e));
+        TRY(take(t, prefix, "down_proj.bias", 1, hidden, TAKE_VECTOR, &out->down_b, e));
+    }
+    return OK;
+}
+
+/* Newer writers stack the experts: gate_up_proj [E, 2 inter, H] (gate rows first), down_proj. */
+static int take_fused(struct tensors *t, const char *prefix, int hidden, const struct moe_conf *c,
+                      struct moe *m, struct err *e)
+{
+    char name[NAME_MAX_LEN];
+    snprintf(name, sizeof name, "%sexperts.gate_up_proj", prefix);
+    int r = tensors_take_stack(t, name, c->experts, 2 * (int64_t)c->inter, hidden, TAKE_OPTIONAL,
+                               m->gate, e);
+    if (r <= 0)
+        return r;
+    for (int i = 0; i < c->experts; i++) {
+        m->gate[i].n = c->inter;
+        m->up[i] = m->gate[i];
+        m->up[i].p = (const char *)m->gate[i].p +
+                     (size_t)c->inter * (size_t)hidden * dtype_size(m->gate[i].dt);
+    }
+    snprintf(name, sizeof name, "%sexperts.down_proj", prefix);
+    return tensors_take_stack(t, name, c->experts, hidden, c->inter, 0, m->down, e);
+}
+
+int moe_take(struct tensors *t, const char *prefix, int hidden, const struct moe_conf *c,
+             struct moe *out, struct err *e)
+{
+    char at[NAME_MAX_LEN];
+    *out = (struct moe){0};
+    out->gate = MEM_ARRAY(struct weight, c->experts);
+    out->up = MEM_ARRAY(struct weight, c->experts);
+    out->down = MEM_ARRAY(struct weight, c->experts);
+    TRY(take(t, prefix, "gate.weight", c->experts, hidden, 0, &out->router, e));
+    if (c->bias)
+        TRY(take(t, prefix, "gate.e_score_correction_bias", 1, c->experts, TAKE_VECTOR, &out->bias,
+                 e));
+    if (c->shared_inter) {
+        snprintf(at, sizeof at, "%sshared_experts.", prefix);
+        TRY(mlp_take(t, at, hidden, c->shared_inter, false, &out->shared, e));
+    }
+    int r = take_fused(t, prefix, hidden, c, out, e);
+    if (r != 0)
+        return r;
+    for (int i = 0; i < c->experts; i++) {
+        struct mlp one;
+        snprintf(at, sizeof at, "%sexperts.%d.", prefix, i);
+        TRY(mlp_take(t, at, hidden, c->inter, false, &one, e));
+        out->gate[i] = one.gate;
+        out->up[i] = one.up;
+        out->down[i] = one.down;
+    }
+    return OK;
+}
+
+void moe_done(struct moe *m)
+{
+    mem_free(m->gate);
+    mem_free(m->up);
+    mem_free(m->down);
+}
+
+int moe_place(struct placed *pl, const struct moe *m, const struct moe_conf *c, struct moe_dev *out,
+              struct err *e)
+{
+    size_t bytes = (size_t)c->experts * sizeof(struct weight);
+    const void *g, *u, *d, *b = NULL;
+    TRY(placed_copy(pl, &g, m->gate, bytes, e));
+    TRY(placed_copy(pl, &u, m->up, bytes, e));
+    TRY(placed_copy(pl, &d, m->down, bytes, e));
+    if (m->bias.p) {
+        float *f = MEM_ARRAY(float, c->experts);
+        for (int i = 0; i < c->experts; i++)
+            f[i] = dtype_load(m->bias.p, m->bias.dt, i);
+        int r = placed_copy(pl, &b, f, (size_t)c->experts * sizeof(float), e);
+        mem_free(f);
+        TRY(r);
+    }
+    *out = (struct moe_dev){.bias = b, .gate = g, .up = u, .down = d};
+    return OK;
+}
+
+int mlp_ws_place(struct placed *pl, int rows_max, int hidden, int inter_max,
+                 const struct moe_conf *c, struct mlp_ws *out, struct err *e)
+{
+    int64_t rows = rows_max;
+    *out = (struct mlp_ws){0};
+    TRY(placed_floats(pl, &out->gate, rows * inter_max, e));
+    TRY(placed_floats(pl, &out->up, rows * inter_max, e));
+    if (!c)
+        return OK;
+    TRY(placed_floats(pl, &out->router, rows * c->experts, e));
+    TRY(placed_floats(pl, &out->weights, rows * c->topk, e));
+    TRY(placed_floats(
+        pl, &out->work,
+        (int64_t)moe_ffn_work((size_t)rows, (size_t)c->topk, (size_t)c->inter, (size_t)hidden), e));
+    void *ids;
+    TRY(placed_alloc(pl, &ids, mem_mul((size_t)(rows * c->topk), sizeof(int32_t)), e));
+    out->ids = ids;
+    return OK;
+}
+
+/* ---- operations ---- */
+
+int run_matmul(const struct on *o, float *out, const float *x, const struct weight *w,
+               const struct weight *bias, bool accumulate)
+{
+    struct op_matmul a = {.out = out,
+                          .x = x,
+                          .w = *w,
+                          .rows = o->rows,
+                          .ldx = w->k,
+                          .ldo = w->n,
+                          .accumulate = accumulate};
+    if (bias)
+        a.bias = *bias;
+    return o->op->matmul(o->d, &a);
+}
+
+int run_norm(const struct on *o, float *out, const float *x, const struct weight *w, int dim,
+             float eps)
+{
+    return o->op->rmsnorm(o->d, &(struct op_rmsnorm){.out = out,
+                                                     .x = x,
+                                                     .w = *w,
+                                                     .rows = o->rows,
+                                                     .dim = dim,
+                                                     .ldx = dim,
+                                                     .ldo = dim,
+                                                     .n_group = 1,
+                                                     .eps = eps});
+}
+
+int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
+            float *x)
+{
+    TRY(run_matmul(o, ws->gate, y, &m->gate, &m->gate_b, false));
+    TRY(run_matmul(o, ws->up, y, &m->up, &m->up_b, false));
+    TRY(o->op->silu_mul(o->d, &(struct op_silu_mul){.out = ws->gate,
+                                                    .gate = ws->gate,
+                                                    .up = ws->up,
+                                                    .rows = o->rows,
+                                                    .dim = m->inter,
+                                                    .ldg = m->inter,
+                                                    .ldu = m->inter,
+                                                    .ldo = m->inter}));
+    return run_matmul(o, x, ws->gate, &m->down, &m->down_b, true);
+}
+
+int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
+            const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const float *y, float *x)
+{
+    TRY(run_matmul(o, ws->router, y, &m->router, NULL, false));
+    TRY(o->op->moe_route(o->d, &(struct op_moe_route){.ids = ws->ids,
+                                                      .weights = ws->weights,
+                                                      .logits = ws->router,
+                                                      .bias = dev->bias,
+                                                      .rows = o->rows,
+                                                      .experts = c->experts,
+                                                      .topk = c->topk,
+                                                      .n_group = c->n_group,
+                                                      .topk_group = c->topk_group,
+                                                      .score = c->score,
+                                                      .group = c->group,
+                                                      .normalize = c->normalize,
+                                                      .norm_eps = c->norm_eps,
+                                                      .scale = c->scale}));
+    TRY(o->op->moe_ffn(o->d, &(struct op_moe_ffn){.out = x,
+                                                  .x = y,
+                                                  .ids = ws->ids,
+                                                  .weights = ws->weights,
+                                                  .gate = dev->gate,
+                                                  .up = dev->up,
+                                                  .down = dev->down,
+                                                  .work = ws->work,
+                                                  .rows = o->rows,
+                                                  .hidden = hidden,
+                                                  .inter = c->inter,
+                                                  .experts = c->experts,
+                                                  .topk = c->topk}));
+    return c->shared_inter ? run_mlp(o, &m->shared, ws, y, x) : OK;
+}

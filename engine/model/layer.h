@@ -1,0 +1,104 @@
+/* What the families' layer programs share: device memory planned in one place, the gated MLP and
+ * the mixture of experts. Shape letters as in kernels/ops.h. Worker thread, but for the takers. */
+#ifndef SPECD_MODEL_LAYER_H
+#define SPECD_MODEL_LAYER_H
+
+#include "engine/model/config.h"
+#include "engine/model/rope.h"
+#include "engine/model/safetensors.h"
+
+enum { NAME_MAX_LEN = 160 };
+
+/* Device allocations of one placed model. With ops NULL nothing is allocated and the bytes are
+ * only counted, so that the plan and the placement cannot disagree. */
+struct placed {
+    const struct dev_ops *ops;
+    struct dev *d;
+    void **p;
+    int n, cap;
+    size_t bytes;
+};
+/* *out is NULL when only counting. */
+int placed_alloc(struct placed *pl, void **out, size_t bytes, struct err *e);
+int placed_floats(struct placed *pl, float **out, int64_t n, struct err *e);
+int placed_copy(struct placed *pl, const void **out, const void *src, size_t bytes, struct err *e);
+void placed_free(struct placed *pl);
+
+/* Takes the tensor PREFIX + SUFFIX; see tensors_take. */
+int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, int64_t k,
+         unsigned flags, struct weight *w, struct err *e);
+
+/* cos/sin of positions [0, len). */
+struct rope_dev {
+    const float *cos, *sin;
+    int dim, len;
+};
+int rope_place(struct placed *pl, const struct rope *r, int dim, int len, struct rope_dev *out,
+               struct err *e);
+
+/* Gated MLP: down(silu(gate x) * up x). inter 0: absent. */
+struct mlp {
+    int inter;
+    struct weight gate, up, down, gate_b, up_b, down_b;
+};
+int mlp_take(struct tensors *t, const char *prefix, int hidden, int inter, bool bias,
+             struct mlp *out, struct err *e);
+
+struct moe_conf {
+    int experts, topk, inter, shared_inter; /* shared_inter 0: no shared expert */
+    int n_group, topk_group;
+    enum moe_score score;
+    enum moe_group group;
+    bool normalize, bias; /* bias: e_score_correction_bias is there */
+    float norm_eps, scale;
+};
+
+struct moe {
+    struct weight router, bias;
+    struct weight *gate, *up, *down; /* [experts], host */
+    struct mlp shared;
+};
+int moe_take(struct tensors *t, const char *prefix, int hidden, const struct moe_conf *c,
+             struct moe *out, struct err *e);
+void moe_done(struct moe *m);
+
+struct moe_dev { /* the same on the device */
+    const float *bias;
+    const struct weight *gate, *up, *down;
+};
+int moe_place(struct placed *pl, const struct moe *m, const struct moe_conf *c, struct moe_dev *out,
+              struct err *e);
+
+/* Scratch of MLP and MoE for rows_max rows. */
+struct mlp_ws {
+    float *gate, *up;               /* [R, widest inter] */
+    float *router, *weights, *work; /* MoE */
+    int32_t *ids;
+};
+int mlp_ws_place(struct placed *pl, int rows_max, int hidden, int inter_max,
+                 const struct moe_conf *c, struct mlp_ws *out, struct err *e);
+
+/* Where operations go. */
+struct on {
+    const struct op_table *op;
+    struct dev *d;
+    int rows;
+};
+/* out[R, w.n] (ld = w.n) (+)= x[R, w.k] w^T + bias, dense rows. */
+int run_matmul(const struct on *o, float *out, const float *x, const struct weight *w,
+               const struct weight *bias, bool accumulate);
+int run_norm(const struct on *o, float *out, const float *x, const struct weight *w, int dim,
+             float eps);
+/* x[R, hidden] += mlp(y) */
+int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
+            float *x);
+/* x += experts(y) + shared(y) */
+int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
+            const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const float *y,
+            float *x);
+
+/* Layer kinds: embedding, head and the check of a copied head that a tied configuration carries. */
+int head_take(struct tensors *t, bool tied, int vocab, int hidden, const struct weight *embed,
+              struct weight *head, struct err *e);
+
+#endif

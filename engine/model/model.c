@@ -1,0 +1,180 @@
+/* Opening a checkpoint directory and handing calls to its family; see model.h. */
+#include "engine/model/model.h"
+
+#include <string.h>
+
+#include "engine/base/check.h"
+#include "engine/base/file.h"
+#include "engine/base/js.h"
+#include "engine/base/mem.h"
+#include "engine/model/config.h"
+#include "engine/model/family.h"
+#include "engine/model/safetensors.h"
+
+struct model {
+    const struct family *f;
+    void *priv;
+    struct tensors *t;
+    struct model_info info;
+    char *arch;
+    int rows_max; /* 0: not placed */
+};
+
+static bool in_list(const char *s, const char *const *list)
+{
+    for (; *list; list++)
+        if (!strcmp(s, *list))
+            return true;
+    return false;
+}
+
+/* The family by architectures[0], which model_type must not contradict; a text model inside a
+ * multimodal wrapper may carry only its model_type. */
+static int find_family(const struct family **out, const char **arch, const json_t *c, bool wrapped,
+                       struct err *e)
+{
+    json_t *list = NULL;
+    const char *type = NULL, *name = NULL;
+    TRY(js_get_arr(c, "architectures", &list, e));
+    TRY(js_get_str(c, "model_type", &type, e));
+    if (list)
+        name = json_string_value(json_array_get(list, 0));
+    if (!name && !(wrapped && type))
+        return FAIL(e, E_INVAL, "'architectures' is missing or empty");
+    for (const struct family *const *f = families; *f; f++) {
+        if (name ? !in_list(name, (*f)->archs) : !in_list(type, (*f)->model_types))
+            continue;
+        if (type && !in_list(type, (*f)->model_types))
+            return FAIL(e, E_UNSUPPORTED, "'model_type' '%s' does not belong to architecture %s",
+                        type, name);
+        *out = *f;
+        *arch = name ? name : type;
+        return OK;
+    }
+    return FAIL(e, E_UNSUPPORTED, "'architectures': %s is not supported", name ? name : type);
+}
+
+static int open_family(struct model *m, const json_t *top, const char *dir, struct err *e)
+{
+    json_t *text = NULL;
+    const char *arch = NULL;
+    if (!json_is_object(top))
+        return FAIL(e, E_FORMAT, "the top level must be an object, not %s", js_type_name(top));
+    TRY(js_get_obj(top, "text_config", &text, e));
+    const json_t *c = text ? text : top;
+    TRY(find_family(&m->f, &arch, c, text != NULL, e));
+    m->arch = mem_strdup(arch);
+    m->info.arch = m->arch;
+    m->info.family = m->f->name;
+    struct err te = {0};
+    if (tensors_open(&m->t, dir, text != NULL, &te) < 0) {
+        if (e)
+            *e = te;
+        return 1; /* already names its file */
+    }
+    return m->f->open(&m->priv, c, m->t, &m->info, e);
+}
+
+static int read_all(struct model *m, const char *dir, struct err *e)
+{
+    json_t *top = NULL, *gen = NULL;
+    char *path = path_join(dir, "config.json"), *gpath = path_join(dir, "generation_config.json");
+    int ret;
+    TRY_OUT(js_load(&top, path, e));
+    ret = open_family(m, top, dir, e);
+    if (ret > 0) {
+        ret = e ? e->code : E_FORMAT;
+        goto out;
+    }
+    if (ret < 0) {
+        err_prefix(e, "config.json");
+        goto out;
+    }
+    TRY_OUT(tensors_all_taken(m->t, e));
+    m->info.n_param = tensors_params(m->t);
+    m->info.weight_bytes = tensors_bytes(m->t);
+    if (file_exists(gpath))
+        TRY_OUT(js_load(&gen, gpath, e));
+    json_t *text = js_get(top, "text_config");
+    ret = cfg_generation(text ? text : top, gen, &m->info, e);
+out:
+    json_decref(top);
+    json_decref(gen);
+    mem_free(path);
+    mem_free(gpath);
+    return ret;
+}
+
+int model_open(struct model **out, const char *dir, struct err *e)
+{
+    struct model *m = MEM_NEW(struct model);
+    int ret = read_all(m, dir, e);
+    if (ret < 0) {
+        model_close(m);
+        return ret;
+    }
+    *out = m;
+    return OK;
+}
+
+void model_close(struct model *m)
+{
+    if (!m)
+        return;
+    CHECK(!m->rows_max);
+    if (m->priv)
+        m->f->close(m->priv);
+    tensors_close(m->t);
+    mem_free(m->arch);
+    mem_free(m);
+}
+
+const struct model_info *model_info(const struct model *m)
+{
+    return &m->info;
+}
+
+void model_attn_need(const struct model *m, int group, enum role role, enum attn_kind mla_form,
+                     int q_len_max, struct attn_need *out)
+{
+    CHECK(group >= 0 && group < m->info.n_group);
+    m->f->attn_need(m->priv, group, role, mla_form, q_len_max, out);
+}
+
+size_t model_device_bytes(const struct model *m, int rows_max, int len_max)
+{
+    return m->f->device_bytes(m->priv, rows_max, len_max);
+}
+
+int model_place(struct model *m, const struct dev_ops *ops, struct dev *d, int rows_max,
+                int len_max, struct err *e)
+{
+    CHECK(!m->rows_max);
+    if (rows_max < 1)
+        return FAIL(e, E_INVAL, "a pass must have at least one row, not %d", rows_max);
+    if (len_max < 1 || len_max > m->info.pos_max)
+        return FAIL(e, E_INVAL, "length %d is not within the model's %d positions", len_max,
+                    m->info.pos_max);
+    TRY(m->f->place(m->priv, ops, d, rows_max, len_max, e));
+    m->rows_max = rows_max;
+    return OK;
+}
+
+void model_unplace(struct model *m)
+{
+    if (m->rows_max)
+        m->f->unplace(m->priv);
+    m->rows_max = 0;
+}
+
+int model_forward(struct model *m, const struct fwd *f, struct err *e)
+{
+    CHECK(f->rows > 0 && f->rows <= m->rows_max);
+    return m->f->forward(m->priv, f, e);
+}
+
+int model_logits(struct model *m, const float *hidden, int rows, float *logits, struct err *e)
+{
+    CHECK(rows > 0 && m->rows_max);
+    return m->f->logits(m->priv, hidden, rows, logits, e);
+}

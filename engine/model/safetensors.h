@@ -1,0 +1,80 @@
+/* The tensors of a checkpoint: safetensors files mapped read-only, found by name, each taken once.
+ *
+ * File: u64 little-endian header length, a JSON object {name: {dtype, shape, data_offsets}}, then
+ * the data; offsets count from the end of the header (format description of the safetensors
+ * project). Checked before anything is used: the header length, the JSON, that shape times size
+ * is the span, that the spans cover the data without overlap or hole, alignment, no name twice in
+ * one file or in two. Every error names the file and the tensor. A family takes what it needs;
+ * what nobody took is refused by name at the end, so nothing in a file is silently unused. */
+#ifndef SPECD_MODEL_SAFETENSORS_H
+#define SPECD_MODEL_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/err.h"
+#include "kernels/dtype.h"
+
+enum {
+    ST_HEADER_MAX = 100 * 1000 * 1000, /* bytes of a header or index */
+    ST_NAME_MAX = 256,                 /* bytes of a tensor name */
+    ST_RANK_MAX = 8,
+};
+
+struct tensor {
+    char *name;       /* without a wrapper's prefix */
+    const char *file; /* base name, borrowed from the set */
+    const char *type; /* the file's spelling, static */
+    enum dtype dt;    /* DT_NONE: a type no weight can have */
+    int rank;
+    int64_t shape[ST_RANK_MAX];
+    const void *p; /* inside the map */
+    size_t bytes;
+    bool taken;
+};
+
+struct tensors;
+
+/* Maps DIR/model.safetensors, or the files DIR/model.safetensors.index.json lists. `wrapped`: the
+ * text model of a multimodal checkpoint; its prefixes are taken off and the other parts' tensors
+ * are left alone. */
+int tensors_open(struct tensors **out, const char *dir, bool wrapped, struct err *e);
+void tensors_close(struct tensors *t);
+
+/* An empty set, and one file's bytes added to it: tests and the fuzz target. `p` must outlive t. */
+struct tensors *tensors_new(bool wrapped);
+int tensors_add(struct tensors *t, const char *p, size_t len, const char *file, struct err *e);
+
+size_t tensors_count(const struct tensors *t);
+const struct tensor *tensors_at(const struct tensors *t, size_t i);
+const struct tensor *tensors_find(const struct tensors *t, const char *name); /* NULL: none */
+
+enum {
+    TAKE_VECTOR = 1,   /* rank 1 of k elements (n is 1) */
+    TAKE_OPTIONAL = 2, /* may be absent */
+    TAKE_FP8 = 4,      /* F8_E4M3 with NAME_scale_inv is fine when the set allows it */
+};
+
+/* fp8 weights with 128 x 128 block scales are refused until the configuration announces them. */
+void tensors_allow_fp8(struct tensors *t);
+/* While on, what is taken is not counted as in use (next-token layers). */
+void tensors_aside(struct tensors *t, bool on);
+
+/* Fills *w with the tensor [n, k]. 1: taken; 0: absent and optional (*w zeroed); negative: missing,
+ * misshapen or of a type that cannot be computed with. */
+int tensors_take(struct tensors *t, const char *name, int64_t n, int64_t k, unsigned flags,
+                 struct weight *w, struct err *e);
+/* A stack [count, n, k] as `count` weights. */
+int tensors_take_stack(struct tensors *t, const char *name, int64_t count, int64_t n, int64_t k,
+                       unsigned flags, struct weight *w, struct err *e);
+/* Marks a tensor as dealt with; nothing happens when it is absent. */
+void tensors_ignore(struct tensors *t, const char *name);
+/* Fails with the names of the first tensors nobody took. `*.rotary_emb.inv_freq` is ignored: old
+ * writers stored this function of the configuration. */
+int tensors_all_taken(const struct tensors *t, struct err *e);
+
+int64_t tensors_params(const struct tensors *t); /* elements taken and in use */
+size_t tensors_bytes(const struct tensors *t);   /* their bytes, scales included */
+
+#endif
