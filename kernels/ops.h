@@ -202,8 +202,9 @@ struct page_set { /* page-table update: table of `group`, [slot][index] = page *
     int32_t group, slot, index, page;
 };
 
-/* Applies the host's updates at the start of a step: starts slots (clears counts, len = 0, live),
- * stops slots, sets page-table entries. Reads the staging block only. */
+/* Applies the host's updates at the start of a step: stops slots, starts slots (clears counts,
+ * len = 0, live), sets page-table entries, in this order: a slot may be stopped and given away in
+ * one step. Reads the staging block only. */
 struct op_slot_update {
     struct slot_arrays s;
     const struct slot_start *start;

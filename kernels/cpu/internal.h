@@ -1,0 +1,99 @@
+/* Private to kernels/cpu (tests and benchmarks include it too): the open device, its scratch
+ * memory, the thread pool and the instruction-set table.
+ *
+ * Scratch is taken at open so that operations never allocate: a panel for each thread (converted
+ * weights) and one area that the owner fills before a parallel part and all threads read. */
+#ifndef SPECD_CPU_INTERNAL_H
+#define SPECD_CPU_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/ops.h"
+
+enum {
+    CPU_LANES = 16, /* of the fixed order of sums */
+    CPU_THREADS_MAX = 256,
+    CPU_PANEL_FLOATS = 512 * 1024,       /* each thread, 2 MiB: four weight rows of K = 131,072 */
+    CPU_SHARED_FLOATS = 2 * 1024 * 1024, /* 8 MiB: packed rows of one pass */
+    CPU_PRODS_MAX = 4096,                /* products of one call: heads, or twice the experts */
+    CPU_INTS_MAX = 4 * CPU_PRODS_MAX,
+};
+
+static inline int cpu_pad(int k)
+{
+    return (k + CPU_LANES - 1) / CPU_LANES * CPU_LANES;
+}
+
+/* One instruction set's forms of the inner loops. All forms give the same bits; what each computes
+ * is defined by the scalar one (isa_scalar.c, vec.inc). */
+struct cpu_isa {
+    const char *name; /* "scalar", "avx2", "avx512" */
+    bool (*usable)(void);
+    float (*dot)(const float *x, const float *w, int k);
+    /* Conversions of n elements; f8 multiplies by `scale`, rounded once. */
+    void (*cvt_bf16)(float *dst, const uint16_t *src, int n);
+    void (*cvt_f16)(float *dst, const uint16_t *src, int n);
+    void (*cvt_f8)(float *dst, const uint8_t *src, int n, float scale);
+    void (*silu_mul)(float *out, const float *gate, const float *up, int n);
+    void (*rms_scale)(float *out, const float *x, const float *w, int n, float s);
+    double (*sumsq)(const float *x, int n);
+};
+
+extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avx512;
+extern const struct cpu_isa *const cpu_isa_list[]; /* best first, NULL ends; not all are usable */
+const struct cpu_isa *cpu_isa_best(void);
+
+struct cpu_pool;
+struct cpu_prod; /* prod.h */
+
+struct cpu_alloc {
+    void *p;
+    size_t bytes;
+    bool mapped;
+};
+
+struct dev {
+    struct dev_conf conf;
+    struct dev_counts counts;
+    bool frozen;
+    const struct cpu_isa *isa;
+    struct cpu_pool *pool;
+    struct dev_graph *rec; /* being recorded, or NULL */
+    struct cpu_alloc *alloc;
+    size_t n_alloc, cap_alloc;
+    int n_graph;                   /* recorded and not freed */
+    float *panel[CPU_THREADS_MAX]; /* [CPU_PANEL_FLOATS] each */
+    float *shared;                 /* [CPU_SHARED_FLOATS] */
+    struct cpu_prod *prods;        /* [CPU_PRODS_MAX], filled by the owner */
+    int32_t *ints;                 /* [CPU_INTS_MAX], filled by the owner */
+};
+
+/* 0 in the owner, 1… in the threads of the pool. */
+int cpu_tid(void);
+static inline float *cpu_panel(struct dev *d)
+{
+    return d->panel[cpu_tid()];
+}
+
+struct cpu_pool *cpu_pool_open(int threads);
+void cpu_pool_close(struct cpu_pool *p);
+void cpu_pool_run(struct cpu_pool *p, int n, void (*fn)(void *ud, int i), void *ud);
+int cpu_pool_threads(const struct cpu_pool *p);
+
+/* cpu_parallel when the work (in rough element operations) is worth a second thread. */
+void cpu_parallel_if(struct dev *d, int64_t work, int n, void (*fn)(void *ud, int i), void *ud);
+
+/* Row `i` of a weight as fp32: k elements. */
+void cpu_weight_row(const struct cpu_isa *isa, float *dst, const struct weight *w, int64_t i);
+/* Elements of a vector weight (n = 1). */
+void cpu_weight_vec(const struct cpu_isa *isa, float *dst, const struct weight *w, int64_t from,
+                    int n);
+
+#define CPU_DO(name) int cpu_do_##name(struct dev *d, const struct op_##name *a);
+OP_LIST(CPU_DO)
+#undef CPU_DO
+
+#endif

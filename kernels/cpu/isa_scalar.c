@@ -1,0 +1,52 @@
+/* The scalar forms: what every other instruction set must reproduce bit for bit. Pure functions. */
+#include "kernels/cpu/internal.h"
+
+#include "kernels/cpu/fmath.h"
+
+#define VEC(name) scalar_##name
+#define VEC_FN
+#include "kernels/cpu/vec.inc"
+
+static bool usable(void)
+{
+    return true;
+}
+
+static float scalar_reduce(float *a)
+{
+    for (int w = CPU_LANES / 2; w >= 1; w /= 2)
+        for (int i = 0; i < w; i++)
+            a[i] += a[i + w];
+    return a[0];
+}
+
+static float scalar_dot(const float *x, const float *w, int k)
+{
+    float a[CPU_LANES] = {0};
+    int i = 0;
+    for (; i + CPU_LANES <= k; i += CPU_LANES)
+        for (int l = 0; l < CPU_LANES; l++)
+            a[l] = fmaf(x[i + l], w[i + l], a[l]);
+    if (i < k) /* the tail is padded with zeros, which turns a lane of -0 into +0 */
+        for (int l = 0; l < CPU_LANES; l++)
+            a[l] = i + l < k ? fmaf(x[i + l], w[i + l], a[l]) : fmaf(0.0f, 0.0f, a[l]);
+    return scalar_reduce(a);
+}
+
+static void scalar_cvt_f16(float *dst, const uint16_t *src, int n)
+{
+    for (int i = 0; i < n; i++)
+        dst[i] = dtype_f16_to_f32(src[i]);
+}
+
+const struct cpu_isa cpu_isa_scalar = {
+    .name = "scalar",
+    .usable = usable,
+    .dot = scalar_dot,
+    .cvt_bf16 = scalar_cvt_bf16,
+    .cvt_f16 = scalar_cvt_f16,
+    .cvt_f8 = scalar_cvt_f8,
+    .silu_mul = scalar_silu_mul,
+    .rms_scale = scalar_rms_scale,
+    .sumsq = scalar_sumsq,
+};
