@@ -1,0 +1,47 @@
+/* Tiny checkpoints made at test time from test/data/model/NAME.json: configuration, and tensors
+ * whose values follow from their names (the twin of scripts/data/make_model_goldens.py). A test may
+ * edit the configuration or the tensor list before the folder is written. */
+#ifndef SPECD_TEST_GEN_H
+#define SPECD_TEST_GEN_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { GOLDEN_IDS = 4, GOLDEN_COLS = 8, GOLDEN_BYTES = GOLDEN_IDS * 6 + GOLDEN_COLS * 4 };
+
+struct gen {
+    json_t *doc;     /* the file */
+    json_t *config;  /* borrowed; NULL for a model that lies in the tree */
+    json_t *tensors; /* borrowed; [[name, dtype, shape, offset, scale], …] */
+    json_t *prompts; /* borrowed; lists of ids */
+    char dir[256];   /* the written folder, or the one in the tree */
+    bool written;
+};
+
+/* Names of all files, NULL ends. Aborts the test when the data is not there. */
+const char *const *gen_names(void);
+void gen_open(struct gen *g, const char *name);
+void gen_close(struct gen *g); /* removes the folder */
+
+json_t *gen_tensor(struct gen *g, const char *name); /* its entry; fails the test when absent */
+void gen_set(struct gen *g, const char *name, double offset, double scale);
+int gen_remove(struct gen *g, const char *prefix); /* how many names began with it */
+
+/* Writes config.json and the tensors in `shards` files (1: model.safetensors) to a new folder. */
+void gen_write(struct gen *g, int shards);
+/* Puts a text file into the written folder. */
+void gen_put(const struct gen *g, const char *file, const char *text, size_t len);
+
+/* Value of element i of a tensor, before rounding to its type. */
+float gen_value(const char *name, int64_t i, float offset, float scale);
+
+struct golden { /* one position */
+    uint16_t id[GOLDEN_IDS];
+    float best[GOLDEN_IDS], col[GOLDEN_COLS];
+};
+/* NAME.bin as an array (mem_free); *n positions. */
+struct golden *golden_load(const char *name, size_t *n);
+
+#endif
