@@ -20,19 +20,21 @@ struct text_conf {
     size_t n_stop;
     bool include_stop;  /* keep the stop string in the text */
     bool skip_special;  /* special tokens give no text (a stop string in one still matches) */
+    bool continues;     /* the text goes on after a prompt: a leading space is kept */
     int64_t min_tokens; /* stop strings do not end the text before this many tokens */
 };
 
+struct text_stop;
 struct text_stream {
     struct text_conf conf;
     const struct tokenizer *tok;
-    struct detok detok;
-    struct buf raw;   /* decoded bytes not yet emitted (all holds) */
-    struct buf match; /* tail of the decoded bytes with special tokens spelled out, for stops */
-    int64_t n_tok;    /* tokens pushed */
-    size_t max_stop;  /* bytes of the longest stop string */
-    int stopped;      /* index of the stop string that ended it, -1 */
-    void *priv;       /* owned by stream.c */
+    struct detok detok;     /* of the text with special tokens spelled out */
+    struct text_stop *stop; /* [n_stop] matching state, owned */
+    struct buf held;        /* decoded bytes that may become part of a stop string */
+    struct buf hidden;      /* one byte for each of held: 1 = of a special token that is skipped */
+    struct buf raw;         /* visible bytes past the stop hold, not yet cleaned */
+    int64_t n_tok;          /* tokens pushed */
+    int stopped;            /* index of the stop string that ended it, -1 */
 };
 
 void text_stream_init(struct text_stream *s, const struct tokenizer *t,
@@ -42,8 +44,7 @@ void text_stream_done(struct text_stream *s);
  * the text with this token (the token counts, later ones must not be pushed), else 0. */
 int text_stream_push(struct text_stream *s, int32_t id, struct buf *out);
 /* The end came from elsewhere (EOS, length): releases every hold into `out`; an incomplete UTF-8
- * tail becomes one U+FFFD. `hidden` is a final token without text (EOS), counted but not decoded.
- */
+ * tail becomes one U+FFFD. A final token without text (EOS) is simply not pushed. */
 void text_stream_flush(struct text_stream *s, struct buf *out);
 
 #endif

@@ -65,7 +65,8 @@ struct buf;
 struct detok {
     const struct tokenizer *t;
     bool skip_special;
-    bool started; /* something was decoded: a leading space is text from here on */
+    bool started;   /* something was decoded: a leading space is text from here on */
+    unsigned strip; /* leading characters the decoder may still strip */
 };
 void detok_init(struct detok *d, const struct tokenizer *t, bool skip_special);
 void detok_push(struct detok *d, int32_t id, struct buf *out);
