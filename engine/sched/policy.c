@@ -1,0 +1,79 @@
+/* Scheduling choices, apart from the machinery that carries them out: who goes next, who yields,
+ * how many prefill rows fit beside decodes. Everything is by age, so that whatever is oldest and
+ * not paused can always make progress, and nothing starves. Reads state, changes none. */
+#include "engine/sched/sched_int.h"
+
+enum {
+    SHARE = 4,     /* beside decodes, a step's prefill takes at most 1 / SHARE of the rows … */
+    SHARE_MIN = 16 /* … or so many, if that is more */
+};
+
+/* Decodes come first; what prefill adds to their step is the wait between two of their tokens. A
+ * quarter of the rows keeps that bounded while prefill stays near its best rate per row. */
+int policy_prefill_rows(const struct sched *s, int n_decode)
+{
+    int all = s->c.rows_max;
+    if (n_decode == 0)
+        return all;
+    int some = all / SHARE > SHARE_MIN ? all / SHARE : SHARE_MIN;
+    return some < all ? some : all;
+}
+
+/* Ended by length in a step that is in flight, if not by something else: no rows needed. */
+bool policy_over(const struct sreq *r)
+{
+    return r->n_tok + r->pending >= r->limit;
+}
+
+/* Who loses its pages to `needy`: the youngest of the paused (their clients are slow anyway), then
+ * the youngest that is younger than `needy`. NULL: nobody may be taken from. */
+struct sreq *policy_victim(const struct sched *s, const struct sreq *needy)
+{
+    struct sreq *young = NULL;
+    for (int i = s->running.n - 1; i >= 0; i--) {
+        struct sreq *r = s->running.v[i];
+        if (r == needy || r->chunk_step == s->step_no + 1)
+            continue; /* rows of the step being planned are not taken back */
+        if (r->paused)
+            return r;
+        if (!young && (!needy || r->age > needy->age))
+            young = r;
+    }
+    return needy ? young : NULL;
+}
+
+/* The oldest that waits and is not paused. */
+struct sreq *policy_next(const struct sched *s)
+{
+    for (int i = 0; i < s->waiting.n; i++)
+        if (!s->waiting.v[i]->paused)
+            return s->waiting.v[i];
+    return NULL;
+}
+
+/* Room in the KV for all of its prefill, beyond what those before it still need for theirs and a
+ * page for each that decodes: starting on less would end in preemption. Alone it always fits. */
+bool policy_may_start(const struct sched *s, const struct sreq *r)
+{
+    const struct kv_conf *k = &s->c.kv;
+    int others = 0;
+    for (int g = 0; g < k->n_group; g++) {
+        int64_t want = kv_need(s->kv, g, r->n_tok, s->c.rows_max);
+        others = 0;
+        for (int i = 0; i < s->running.n; i++) {
+            const struct sreq *o = s->running.v[i];
+            if (o->paused)
+                continue;
+            others++;
+            want++;
+            if (o->state == RQ_PREFILL) {
+                int all = kv_need(s->kv, g, o->fill_to, s->c.rows_max);
+                int held = kv_held(&s->slot[o->slot].kv, g);
+                want += all > held ? all - held : 0;
+            }
+        }
+        if (others && want > kv_free_pages(s->kv, g))
+            return false;
+    }
+    return true;
+}
