@@ -19,7 +19,7 @@ C_FLAGS = -std=c17 -D_GNU_SOURCE -I. -MMD -MP -DSPECD_VERSION='"$(VERSION)"' $(O
           -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes \
           $(if $(WERROR),-Werror) $(shell pkg-config --cflags $(PKGS)) $(CFLAGS)
 LIBS = $(shell pkg-config --libs $(PKGS)) -lpthread -lm
-TEST_LIBS = $(shell pkg-config --libs check)
+TEST_LIBS = $(shell pkg-config --libs check liblzma)
 
 LIB_SRC  := $(sort $(shell find engine kernels attention $(wildcard speculative) -name '*.c'))
 SRV_SRC  := $(filter-out server/main.c,$(sort $(shell find server -name '*.c')))

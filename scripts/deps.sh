@@ -38,6 +38,7 @@ for step in "${@:-build}"; do
         need curl "curl" has curl
         ;;
     test)
+        need liblzma-dev "liblzma" pkg-config --exists liblzma
         need check "Check (unit test library)" pkg-config --exists check
         need python3 "Python 3.9 or newer" has python3
         need python3-venv "Python's venv and ensurepip modules" venv_works

@@ -51,6 +51,23 @@ static void meta_bytes(const struct decoder *d, struct str p, bool drop, struct 
     }
 }
 
+/* One token by its spelling p. */
+static int fill_one(struct tokenizer *t, int32_t id, struct str p, bool added, struct pat_run *run,
+                    struct buf *b, struct err *e)
+{
+    buf_reset(b);
+    if (t->dec.kind == DEC_META)
+        meta_bytes(&t->dec, p, false, b);
+    else if (t->dec.kind == DEC_CHAIN)
+        TRY(chain_bytes(t, p, run, b, e));
+    else if (added || !alphabet_decode(p.p, p.n, b))
+        buf_push(b, p.p, p.n);
+    bool same = b->len == p.n && !memcmp(buf_cstr(b), p.p, p.n);
+    t->bytes[id] = same ? p : strtab_add(&t->mem, buf_cstr(b), b->len);
+    t->longest = b->len > t->longest ? b->len : t->longest;
+    return OK;
+}
+
 int tok_fill_bytes(struct tokenizer *t, struct err *e)
 {
     struct buf b;
@@ -59,20 +76,12 @@ int tok_fill_bytes(struct tokenizer *t, struct err *e)
     int ret = OK;
     for (int32_t id = 0; id < t->n_id; id++) {
         struct str p = t->piece[id];
-        if (!p.p)
-            continue;
-        buf_reset(&b);
-        bool added = strmap_get(&t->added_words, p.p, p.n) == id;
-        if (t->dec.kind == DEC_META)
-            meta_bytes(&t->dec, p, false, &b);
-        else if (t->dec.kind == DEC_CHAIN)
-            TRY_OUT(chain_bytes(t, p, &run, &b, e));
-        else if (added || !alphabet_decode(p.p, p.n, &b))
-            buf_push(&b, p.p, p.n);
-        t->bytes[id] =
-            b.len == p.n && !memcmp(b.p, p.p, p.n) ? p : strtab_add(&t->mem, buf_cstr(&b), b.len);
-        t->longest = b.len > t->longest ? b.len : t->longest;
+        if (p.p)
+            TRY_OUT(fill_one(t, id, p, strmap_get(&t->added_words, p.p, p.n) == id, &run, &b, e));
     }
+    /* One that is matched behind the normalizer gives back what it took, the prefix included. */
+    for (size_t i = 0; i < t->cooked.n; i++)
+        TRY_OUT(fill_one(t, t->cooked.v[i].id, t->cooked.v[i].text, true, &run, &b, e));
 out:
     pat_run_done(&run);
     buf_done(&b);
