@@ -189,6 +189,7 @@ void step_result(struct sched *s, struct step *st)
     CHECK(s->in_flight > 0 && f < s->flight + STEPS_MAX);
     f->st = NULL;
     s->in_flight--;
+    s->st.n_result++;
     if (st->err.code) {
         device_failed(s, &st->err);
     } else {

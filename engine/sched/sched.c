@@ -249,19 +249,6 @@ static bool take_inbox(struct sched *s)
     return s->took.n_cmd || s->took.n_step;
 }
 
-static void send_events(struct sched *s)
-{
-    if (!s->evt_first)
-        return;
-    struct gen_evt *first = s->evt_first, *last = s->evt_last;
-    int done = s->evt_done;
-    s->evt_first = s->evt_last = NULL;
-    s->evt_done = 0;
-    s->c.events(s->c.ud, first, last, done);
-    /* After the events are out: who sees no live request finds every final event. */
-    __atomic_sub_fetch(&s->live, done, __ATOMIC_RELEASE);
-}
-
 static void publish(struct sched *s)
 {
     struct sched_stats *t = &s->st;
@@ -280,6 +267,20 @@ static void publish(struct sched *s)
     }
     if (s->c.stats)
         s->c.stats(s->c.ud, t);
+}
+
+static void send_events(struct sched *s)
+{
+    if (!s->evt_first)
+        return;
+    publish(s); /* before: who has the last final event sees nothing in use */
+    struct gen_evt *first = s->evt_first, *last = s->evt_last;
+    int done = s->evt_done;
+    s->evt_first = s->evt_last = NULL;
+    s->evt_done = 0;
+    s->c.events(s->c.ud, first, last, done);
+    /* After the events are out: who sees no live request finds every final event. */
+    __atomic_sub_fetch(&s->live, done, __ATOMIC_RELEASE);
 }
 
 /* Silence is counted from the last result, or from when there was something to wait for. */
@@ -307,8 +308,8 @@ bool sched_turn(struct sched *s)
         did = true;
     /* Somebody could run, nothing does and nothing will wake us: a bug, not a wait. */
     CHECK(s->in_flight || s->running.n + s->waiting.n == s->n_paused);
-    publish(s);
     send_events(s);
+    publish(s);
     keep_mark(s, s->took.n_step > 0);
     return did;
 }

@@ -41,6 +41,7 @@ struct sched_stats {
     int slots_used, in_flight;
     /* so far */
     int64_t n_step, n_decode, n_prefill; /* steps; those with a decode, with a prefill pass */
+    int64_t n_result;                    /* steps that came back */
     int64_t n_submitted, n_finished;
     int64_t prompt_tokens, recomputed_tokens; /* prefill rows: first time, again */
     int64_t generated;                        /* tokens in events */
@@ -72,7 +73,7 @@ struct sched_conf {
     uint64_t (*rand)(void *ud); /* seeds of requests without one; called by the submitter */
     /* A list of events, oldest first, now the receiver's; n_done of them are final. */
     void (*events)(void *ud, struct gen_evt *first, struct gen_evt *last, int n_done);
-    void (*stats)(void *ud, const struct sched_stats *st); /* at the end of every turn; or NULL */
+    void (*stats)(void *ud, const struct sched_stats *st); /* before events, after turns; or NULL */
     void *ud;
 };
 

@@ -1,0 +1,414 @@
+/* The facade: one object that holds tokenizer, worker and scheduler, the event list that the loop
+ * polls, and the metrics of the engine.
+ *
+ * Threads: see engine.h. The mutex guards the event list and the last published statistics; it is
+ * held for a few assignments. The scheduler thread calls on_events and on_stats. */
+#include "engine/engine.h"
+
+#include <sched.h>
+#include <string.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/base/metrics.h"
+#include "engine/base/rng.h"
+#include "engine/base/thread.h"
+#include "engine/model/model.h"
+#include "engine/sched/sched.h"
+#include "engine/text/tokenizer.h"
+#include "engine/worker/worker.h"
+
+enum {
+    DEF_SEQS = 64,
+    DEF_ROWS = 512,
+    DEF_QUEUE = 512,
+    MAX_ROWS = 1 << 16,
+    MAX_QUEUE = 1 << 20,
+};
+#define DEF_KV_BYTES ((int64_t)4 << 30)
+
+struct engine {
+    struct worker *worker;
+    struct sched *sched;
+    struct tokenizer *tok;
+    struct engine_info info;
+    char *model_dir;
+    engine_wake *wake;
+    void *ud;
+    bool fixed_seed;
+    struct rng seeds; /* the submitter's */
+    bool draining;    /* atomic */
+
+    pthread_mutex_t lock; /* guards what follows */
+    struct gen_evt *first, *last;
+    struct sched_stats stats;
+};
+
+/* ---- callbacks ---- */
+
+static void on_events(void *ud, struct gen_evt *first, struct gen_evt *last, int n_done)
+{
+    struct engine *g = ud;
+    (void)n_done;
+    mutex_lock(&g->lock);
+    bool was_empty = !g->first;
+    if (was_empty)
+        g->first = first;
+    else
+        g->last->next = first;
+    g->last = last;
+    mutex_unlock(&g->lock);
+    if (was_empty && g->wake)
+        g->wake(g->ud);
+}
+
+static void count(enum metric m, int i, int j, int64_t now, int64_t before)
+{
+    if (now != before)
+        metric_add2(m, i, j, (double)(now - before));
+}
+
+static void on_stats(void *ud, const struct sched_stats *t)
+{
+    struct engine *g = ud;
+    const struct sched_stats *o = &g->stats; /* written by this thread only */
+    metric_set(M_REQUESTS_RUNNING, t->running);
+    metric_set(M_REQUESTS_WAITING, t->waiting);
+    metric_set(M_QUEUE_TOKENS, (double)t->queue_tokens);
+    metric_set(M_KV_USAGE, t->kv_usage);
+    count(M_PROMPT_TOKENS, 0, 0, t->prompt_tokens, o->prompt_tokens);
+    count(M_GENERATION_TOKENS, 0, 0, t->generated, o->generated);
+    count(M_PREEMPTIONS, 0, 0, t->n_preempted, o->n_preempted);
+    count(M_RECOMPUTED_TOKENS, 0, 0, t->recomputed_tokens, o->recomputed_tokens);
+    count(M_STEPS, 0, 1, t->n_prefill, o->n_prefill);
+    count(M_STEPS, 1, 0, t->n_decode, o->n_decode);
+    count(M_NAN_LOGITS, 0, 0, t->n_nan, o->n_nan);
+    if (t->n_result != o->n_result)
+        metric_set(M_LAST_STEP_TIME, (double)clock_unix());
+    mutex_lock(&g->lock);
+    g->stats = *t;
+    mutex_unlock(&g->lock);
+}
+
+static void on_step(void *ud, struct step *s)
+{
+    struct engine *g = ud;
+    sched_step_done(g->sched, s);
+}
+
+static int64_t now_us(void *ud)
+{
+    (void)ud;
+    return clock_us();
+}
+
+static uint64_t next_seed(void *ud)
+{
+    struct engine *g = ud;
+    return g->fixed_seed ? rng_u64(&g->seeds) : rng_os_u64();
+}
+
+/* ---- opening ---- */
+
+static int online_cores(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return n > 0 ? n : 1;
+}
+
+static int take(int value, int def, int lo, int hi, const char *what, int *out, struct err *e)
+{
+    value = value ? value : def;
+    if (value < lo || value > hi)
+        return FAIL(e, E_INVAL, "%s is %d; %d to %d", what, value, lo, hi);
+    *out = value;
+    return OK;
+}
+
+static int64_t kv_token_bytes(const struct model_info *mi)
+{
+    int64_t n = 0;
+    for (int i = 0; i < mi->n_group; i++) {
+        const struct kv_group *kg = &mi->group[i];
+        n += (int64_t)kg->n_layer * (kg->k_width + kg->v_width) * (int64_t)dtype_size(kg->dt);
+    }
+    return n > 0 ? n : 1;
+}
+
+/* Context length and KV capacity from the configuration and the model's own numbers. */
+static int plan_lengths(const struct engine_conf *c, const struct model_info *mi,
+                        struct worker_conf *w, struct err *e)
+{
+    int len = c->max_model_len ? c->max_model_len : mi->pos_max;
+    if (len < 2 || len > mi->pos_max)
+        return FAIL(e, E_INVAL, "max_model_len is %d; the model allows 2 to %d", len, mi->pos_max);
+    int64_t all = (int64_t)w->reqs_max * len, room = DEF_KV_BYTES / kv_token_bytes(mi);
+    int64_t tokens = c->kv_cache_tokens ? c->kv_cache_tokens : all < room ? all : room;
+    if (tokens < 2 || tokens > INT32_MAX)
+        return FAIL(e, E_INVAL, "kv_cache_tokens is %lld; at least 2, at most %d",
+                    (long long)tokens, INT32_MAX);
+    if (tokens < len) {
+        LOG(LOG_WARN, "engine", "the KV cache of %lld tokens limits the context of %d",
+            (long long)tokens, len);
+        len = (int)tokens;
+    }
+    w->len_max = len;
+    w->kv_tokens = tokens;
+    return OK;
+}
+
+static int plan_worker(const struct engine_conf *c, struct worker_conf *w, struct err *e)
+{
+    TRY(take(c->threads, online_cores(), 1, 1024, "threads", &w->threads, e));
+    TRY(take(c->max_num_seqs, DEF_SEQS, 1, LIM_SLOTS - 1, "max_num_seqs", &w->reqs_max, e));
+    TRY(take(c->max_num_batched_tokens, DEF_ROWS, 1, MAX_ROWS, "max_num_batched_tokens",
+             &w->prefill_rows_max, e));
+    /* Paused requests keep a slot without a place in the steps; so there are more slots. */
+    w->slots_max = w->reqs_max + (w->reqs_max + 1) / 2;
+    if (w->slots_max > LIM_SLOTS - 1)
+        w->slots_max = LIM_SLOTS - 1;
+    w->model_dir = c->model;
+    w->device = c->device ? c->device : "auto";
+    w->block_size = c->block_size;
+    w->attention_backend = c->attention_backend;
+    struct model *m; /* headers only: its sizes are needed before the worker opens it */
+    TRY(model_open(&m, c->model, e));
+    int ret = plan_lengths(c, model_info(m), w, e);
+    model_close(m);
+    return ret;
+}
+
+static int open_sched(struct engine *g, const struct engine_conf *c, const struct worker_conf *w,
+                      struct err *e)
+{
+    const struct worker_info *wi = worker_info(g->worker);
+    struct sched_conf s = {
+        .ops = &worker_real,
+        .worker = g->worker,
+        .kv = {.page = wi->page, .n_group = wi->model.n_group},
+        .reqs_max = w->reqs_max,
+        .slots_max = w->slots_max,
+        .rows_max = w->prefill_rows_max,
+        .len_max = w->len_max,
+        .steps = c->overlap_off ? 1 : STEPS_MAX,
+        .width = 1,
+        .vocab = wi->model.vocab,
+        .n_eos = wi->model.n_eos,
+        .tok = g->tok,
+        .clock_us = now_us,
+        .rand = next_seed,
+        .events = on_events,
+        .stats = on_stats,
+        .ud = g,
+    };
+    memcpy(s.eos, wi->model.eos, sizeof s.eos);
+    for (int i = 0; i < wi->model.n_group; i++) {
+        s.kv.group[i].n_page = wi->n_page[i];
+        s.kv.group[i].pages_max = wi->pages_max[i];
+        s.kv.group[i].window = wi->model.group[i].window;
+    }
+    TRY(take(c->max_queued_requests, DEF_QUEUE, 1, MAX_QUEUE, "max_queued_requests", &s.queue_max,
+             e));
+    return sched_open(&g->sched, &s, e);
+}
+
+static void fill_info(struct engine *g, const struct worker_conf *w)
+{
+    const struct worker_info *wi = worker_info(g->worker);
+    const struct model_info *mi = &wi->model;
+    struct engine_info *o = &g->info;
+    *o = (struct engine_info){
+        .model_dir = g->model_dir,
+        .family = mi->family,
+        .arch = mi->arch,
+        .device = wi->device,
+        .vocab = mi->vocab,
+        .max_model_len = sched_len_max(g->sched),
+        .max_num_seqs = w->reqs_max,
+        .page = wi->page,
+        .n_group = mi->n_group,
+        .n_param = mi->n_param,
+        .weight_bytes = (int64_t)mi->weight_bytes,
+        .kv_bytes = wi->kv_bytes,
+        .workspace_bytes = wi->workspace_bytes,
+        .n_graph = wi->n_graph,
+        .load_s = wi->load_s,
+        .record_s = wi->record_s,
+        .bos = mi->bos,
+        .n_eos = mi->n_eos,
+        .token_bytes_max = tok_longest(g->tok),
+        .defaults = {.temperature = mi->temperature,
+                     .top_p = mi->top_p,
+                     .min_p = mi->min_p,
+                     .top_k = mi->top_k,
+                     .repetition = mi->repetition,
+                     .max_tokens = sched_len_max(g->sched),
+                     .n_logprobs = -1,
+                     .n_prompt_logprobs = -1,
+                     .skip_special = true},
+    };
+    for (int i = 0; i < mi->n_group; i++)
+        o->kv_pages = wi->n_page[i] > o->kv_pages ? wi->n_page[i] : o->kv_pages;
+    o->kv_tokens = o->kv_pages * wi->page;
+    memcpy(o->eos, mi->eos, sizeof o->eos);
+    LOG(LOG_INFO, "engine",
+        "%s (%s), %.1f M parameters, on %s: context %d, %d sequences, KV %lld tokens in pages of "
+        "%d (%.1f MiB), %d graphs, ready in %.2f s",
+        mi->arch, mi->family, (double)mi->n_param * 1e-6, wi->device, o->max_model_len, w->reqs_max,
+        (long long)o->kv_tokens, wi->page, (double)wi->kv_bytes / (1 << 20), wi->n_graph,
+        wi->load_s + wi->record_s);
+}
+
+int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *wake, void *ud,
+                struct err *e)
+{
+    if (!c->model)
+        return FAIL(e, E_INVAL, "no model directory");
+    struct worker_conf w = {0};
+    struct engine *g = MEM_NEW(struct engine);
+    mutex_init(&g->lock);
+    g->wake = wake;
+    g->ud = ud;
+    g->model_dir = mem_strdup(c->model);
+    g->fixed_seed = c->seed != 0;
+    g->seeds.s = c->seed;
+    int ret = OK;
+    TRY_OUT(plan_worker(c, &w, e));
+    TRY_OUT(tok_open(&g->tok, c->model, e));
+    TRY_OUT(worker_open(&g->worker, &w, on_step, g, e));
+    TRY_OUT(open_sched(g, c, &w, e));
+    fill_info(g, &w);
+    sched_start(g->sched);
+    *out = g;
+    return OK;
+out:
+    engine_close(g);
+    return ret;
+}
+
+void engine_close(struct engine *g)
+{
+    if (!g)
+        return;
+    if (g->info.model_dir) /* it was ready, so the scheduler runs */
+        sched_stop(g->sched);
+    worker_close(g->worker);
+    sched_close(g->sched);
+    tok_close(g->tok);
+    for (struct gen_evt *v = g->first, *next; v; v = next) {
+        next = v->next;
+        gen_evt_free(v);
+    }
+    mutex_done(&g->lock);
+    mem_free(g->model_dir);
+    mem_free(g);
+}
+
+/* ---- requests ---- */
+
+void engine_default_params(const struct engine *g, struct gen_params *p)
+{
+    *p = g->info.defaults;
+}
+
+int engine_submit(struct engine *g, struct gen_req **r, size_t n, struct err *e)
+{
+    if (__atomic_load_n(&g->draining, __ATOMIC_RELAXED))
+        return FAIL(e, E_CANCELED, "the server is shutting down");
+    return sched_submit(g->sched, r, n, e);
+}
+
+void engine_cancel(struct engine *g, uint64_t id)
+{
+    sched_cancel(g->sched, id);
+}
+
+void engine_cancel_all(struct engine *g)
+{
+    sched_cancel_all(g->sched);
+}
+
+void engine_pause(struct engine *g, uint64_t id, bool on)
+{
+    sched_pause(g->sched, id, on);
+}
+
+struct gen_evt *engine_poll(struct engine *g)
+{
+    mutex_lock(&g->lock);
+    struct gen_evt *v = g->first;
+    g->first = g->last = NULL;
+    mutex_unlock(&g->lock);
+    return v;
+}
+
+void engine_drain(struct engine *g)
+{
+    __atomic_store_n(&g->draining, true, __ATOMIC_RELAXED);
+}
+
+int engine_active(const struct engine *g)
+{
+    return sched_live(g->sched);
+}
+
+bool engine_healthy(const struct engine *g, int64_t stall_us)
+{
+    return !sched_failed(g->sched) && sched_silence_us(g->sched) <= stall_us;
+}
+
+const struct engine_info *engine_info(const struct engine *g)
+{
+    return &g->info;
+}
+
+void engine_usage(const struct engine *g, struct engine_usage *out)
+{
+    struct engine *m = (struct engine *)g; /* the lock is not part of what a caller sees */
+    mutex_lock(&m->lock);
+    *out = (struct engine_usage){.slots = g->stats.slots_used,
+                                 .pages = g->stats.pages_used,
+                                 .n_step = g->stats.n_step,
+                                 .n_preempted = g->stats.n_preempted};
+    mutex_unlock(&m->lock);
+    out->active = engine_active(g);
+}
+
+/* ---- text ---- */
+
+int engine_encode(const struct engine *g, const char *s, size_t n, bool add_special,
+                  bool parse_special, const struct span *untrusted, size_t n_untrusted,
+                  size_t max_ids, int32_t **ids, size_t *n_ids, struct err *e)
+{
+    struct ids list = {0};
+    unsigned flags =
+        (add_special ? TOK_ADD_SPECIAL : 0u) | (parse_special ? TOK_PARSE_SPECIAL : 0u);
+    int ret = tok_encode(g->tok, s, n, flags, untrusted, n_untrusted, max_ids, &list, e);
+    if (ret < 0) {
+        ids_done(&list);
+        return ret;
+    }
+    *ids = list.v ? list.v : mem_alloc(sizeof **ids);
+    *n_ids = list.n;
+    return OK;
+}
+
+void engine_decode(const struct engine *g, const int32_t *ids, size_t n, bool skip_special,
+                   struct buf *out)
+{
+    detok_all(g->tok, ids, n, skip_special, out);
+}
+
+const char *engine_token_bytes(const struct engine *g, int32_t id, size_t *n)
+{
+    return tok_bytes(g->tok, id, n);
+}
+
+const char *engine_token_piece(const struct engine *g, int32_t id)
+{
+    return tok_piece(g->tok, id);
+}
