@@ -8,7 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/utf8.h"
 #include "engine/text/stream.h"
-#include "test/unit/test_tokenizer_data.h"
+#include "test/unit/tokenizer_data.h"
 
 struct files {
     char *corpus, *ids, *text;

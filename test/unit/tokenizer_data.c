@@ -1,5 +1,5 @@
 /* Test data of the tokenizer suites; see the header. */
-#include "test/unit/test_tokenizer_data.h"
+#include "test/unit/tokenizer_data.h"
 
 #include <check.h>
 #include <lzma.h>
