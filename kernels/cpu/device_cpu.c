@@ -70,6 +70,7 @@ static int cpu_open(struct dev **out, const struct dev_conf *c, struct err *e)
         d->panel[i] = mem_aligned(64, CPU_PANEL_FLOATS * sizeof(float));
     d->shared = mem_aligned(64, CPU_SHARED_FLOATS * sizeof(float));
     d->prods = MEM_ARRAY(struct cpu_prod, CPU_PRODS_MAX);
+    d->units = MEM_ARRAY(struct cpu_unit, CPU_PRODS_MAX);
     d->ints = MEM_ARRAY(int32_t, CPU_INTS_MAX);
     *out = d;
     return OK;
@@ -87,6 +88,7 @@ static void cpu_close(struct dev *d)
         mem_free(d->panel[i]);
     mem_free(d->shared);
     mem_free(d->prods);
+    mem_free(d->units);
     mem_free(d->ints);
     mem_free(d->alloc);
     mem_free(d);

@@ -27,6 +27,13 @@ FM_INLINE float fm_float(uint32_t u)
     return f;
 }
 
+/* c ? a : b by masks: between floats, compilers that honour floating-point traps make it a branch. */
+FM_INLINE uint32_t fm_sel(int c, uint32_t a, uint32_t b)
+{
+    uint32_t m = -(uint32_t)c;
+    return (a & m) | (b & ~m);
+}
+
 /* e^x; results below the smallest normal number are 0, above the largest +inf. */
 FM_INLINE float fm_exp(float x)
 {
@@ -44,10 +51,11 @@ FM_INLINE float fm_exp(float x)
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
     /* p * 2^n by adding to the exponent; p in [0.7, 1.42), so 2^127 needs no second step */
-    float y = fm_float(fm_bits(p) + (fm_bits(t) << 23));
-    y = x < -87.33654f ? 0.0f : y;
-    y = x > 88.72283f ? INFINITY : y;
-    return x != x ? x : y;
+    uint32_t y = fm_bits(p) + (fm_bits(t) << 23);
+    y = fm_sel(x < -87.33654f, 0, y);
+    y = fm_sel(x > 88.72283f, 0x7f800000u, y);
+    y = fm_sel(x != x, 0x7fc00000u, y);
+    return fm_float(y);
 }
 
 /* 2 atanh(s) for |s| <= 1/3, the series in s^2. */
@@ -81,16 +89,16 @@ FM_INLINE float fm_log(float x)
 FM_INLINE float fm_gumbel(uint32_t bits)
 {
     int low = bits < 0x80000000u;
-    uint32_t k = low ? bits : ~bits;
+    uint32_t k = fm_sel(low, bits, ~bits);
     /* (k + 1/2) * 2^-32: u itself when low, else q = 1 - u; k < 2^31, so the conversion is exact
      * enough and signed conversion is allowed */
     float v = fmaf((float)(int32_t)k, 0x1p-32f, 0x1p-33f);
     uint32_t b = fm_bits(v);
     int32_t e = (int32_t)(b - 0x3f3504f3u) >> 23;
     float f = fm_float(b - ((uint32_t)e << 23)) - 1.0f;
-    float num = low ? f : -v;
-    float den = low ? 2.0f + f : 2.0f - v;
-    float n = low ? (float)e : 0.0f;
+    float num = fm_float(fm_sel(low, fm_bits(f), fm_bits(-v)));
+    float den = 2.0f + num; /* 2 + f, 2 - q */
+    float n = fm_float(fm_sel(low, fm_bits((float)e), 0));
     float l = fm_atanh2(num / den);
     float log_u = fmaf(n, 0x1.62e400p-1f, fmaf(n, 0x1.7f7d1cp-20f, l));
     return -fm_log(-log_u);

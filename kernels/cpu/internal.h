@@ -27,6 +27,24 @@ static inline int cpu_pad(int k)
     return (k + CPU_LANES - 1) / CPU_LANES * CPU_LANES;
 }
 
+/* Where products go: v = dot; with add, v = out + v; with bias, v = v + bias[c]. */
+struct cpu_out {
+    float *out;
+    int64_t ldo;
+    bool add;
+    const float *bias; /* [cols] or NULL */
+};
+
+static inline void cpu_out_put(const struct cpu_out *o, int r, int c, float v)
+{
+    float *p = o->out + r * o->ldo + c;
+    if (o->add)
+        v = *p + v;
+    if (o->bias)
+        v = v + o->bias[c];
+    *p = v;
+}
+
 /* One instruction set's forms of the inner loops. All forms give the same bits; what each computes
  * is defined by the scalar one (isa_scalar.c, vec.inc). */
 struct cpu_isa {
@@ -37,6 +55,14 @@ struct cpu_isa {
     void (*cvt_bf16)(float *dst, const uint16_t *src, int n);
     void (*cvt_f16)(float *dst, const uint16_t *src, int n);
     void (*cvt_f8)(float *dst, const uint8_t *src, int n, float scale);
+    /* A row of k elements in this set's panel order, padded with zeros to cpu_pad(k) floats. */
+    void (*pack)(float *dst, const float *src, int k);
+    void (*pack_bf16)(float *dst, const uint16_t *src, int k);
+    /* out[r * ldo + c] = dot of packed rows x[r] and w[c], both kp = cpu_pad(k) floats apart. */
+    void (*panel)(const struct cpu_out *o, const float *x, int rows, const float *w, int cols,
+                  int kp);
+    /* One row: out[c] = dot(x, w[c]), rows of w k elements apart. */
+    void (*gemv_bf16)(float *out, const float *x, const uint16_t *w, int cols, int k);
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
     void (*rms_scale)(float *out, const float *x, const float *w, int n, float s);
     double (*sumsq)(const float *x, int n);
@@ -48,6 +74,7 @@ const struct cpu_isa *cpu_isa_best(void);
 
 struct cpu_pool;
 struct cpu_prod; /* prod.h */
+struct cpu_unit;
 
 struct cpu_alloc {
     void *p;
@@ -68,6 +95,7 @@ struct dev {
     float *panel[CPU_THREADS_MAX]; /* [CPU_PANEL_FLOATS] each */
     float *shared;                 /* [CPU_SHARED_FLOATS] */
     struct cpu_prod *prods;        /* [CPU_PRODS_MAX], filled by the owner */
+    struct cpu_unit *units;        /* [CPU_PRODS_MAX], prod.c */
     int32_t *ints;                 /* [CPU_INTS_MAX], filled by the owner */
 };
 

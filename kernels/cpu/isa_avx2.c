@@ -52,6 +52,196 @@ FN static void avx2_cvt_f16(float *dst, const uint16_t *src, int n)
         dst[i] = dtype_f16_to_f32(src[i]);
 }
 
+/* Panel order: lanes 0–7 of all steps, then lanes 8–15, so that one half of a tile is a contiguous
+ * read and its accumulators leave room for operands in 16 registers. */
+FN static void avx2_pack(float *dst, const float *src, int k)
+{
+    int kp = cpu_pad(k), i = 0;
+    float *lo = dst, *hi = dst + kp / 2;
+    for (; i + 16 <= k; i += 16, lo += 8, hi += 8) {
+        _mm256_storeu_ps(lo, _mm256_loadu_ps(src + i));
+        _mm256_storeu_ps(hi, _mm256_loadu_ps(src + i + 8));
+    }
+    if (i < k) {
+        float t[16] = {0};
+        memcpy(t, src + i, (size_t)(k - i) * sizeof *t);
+        memcpy(lo, t, 8 * sizeof *t);
+        memcpy(hi, t + 8, 8 * sizeof *t);
+    }
+}
+
+FN static inline __m256 load_bf16(const uint16_t *p)
+{
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
+}
+
+FN static void avx2_pack_bf16(float *dst, const uint16_t *src, int k)
+{
+    int kp = cpu_pad(k), i = 0;
+    float *lo = dst, *hi = dst + kp / 2;
+    for (; i + 16 <= k; i += 16, lo += 8, hi += 8) {
+        _mm256_storeu_ps(lo, load_bf16(src + i));
+        _mm256_storeu_ps(hi, load_bf16(src + i + 8));
+    }
+    if (i < k) {
+        uint16_t t[16] = {0};
+        memcpy(t, src + i, (size_t)(k - i) * sizeof *t);
+        _mm256_storeu_ps(lo, load_bf16(t));
+        _mm256_storeu_ps(hi, load_bf16(t + 8));
+    }
+}
+
+/* Adds (i, i+4), (i, i+2), (i, i+1) of four vectors of eight lanes at once. */
+FN static inline __m128 reduce4(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    __m256 ab =
+        _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    __m256 cd =
+        _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    __m256 s = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    __m128 lo = _mm256_castps256_ps128(s), hi = _mm256_extractf128_ps(s, 1); /* a c, b d */
+    __m128 r = _mm_add_ps(_mm_shuffle_ps(lo, hi, 0x88), _mm_shuffle_ps(lo, hi, 0xdd));
+    return _mm_shuffle_ps(r, r, 0xd8);
+}
+
+enum { TR = 3, TC = 4, GROUP = 4 }; /* tile of 3 rows x 4 columns, 4 tiles share a weight half */
+
+/* acc[r][c] = sum over steps of eight lanes; row strides xs and ws, step strides xd and wd. */
+FN static inline __attribute__((always_inline)) void tile_half(__m256 (*acc)[TC], const float *x,
+                                                               int64_t xs, const float *const *w,
+                                                               int steps, int rows, int xd, int wd)
+{
+    __m256 a[TR][TC];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < TC; c++)
+            a[r][c] = _mm256_setzero_ps();
+    const float *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+    for (int s = 0; s < steps; s++) {
+        __m256 v[TR];
+        for (int r = 0; r < rows; r++)
+            v[r] = _mm256_loadu_ps(x + r * xs + (int64_t)s * xd);
+        __m256 u = _mm256_loadu_ps(w0 + (int64_t)s * wd);
+        for (int r = 0; r < rows; r++)
+            a[r][0] = _mm256_fmadd_ps(v[r], u, a[r][0]);
+        u = _mm256_loadu_ps(w1 + (int64_t)s * wd);
+        for (int r = 0; r < rows; r++)
+            a[r][1] = _mm256_fmadd_ps(v[r], u, a[r][1]);
+        u = _mm256_loadu_ps(w2 + (int64_t)s * wd);
+        for (int r = 0; r < rows; r++)
+            a[r][2] = _mm256_fmadd_ps(v[r], u, a[r][2]);
+        u = _mm256_loadu_ps(w3 + (int64_t)s * wd);
+        for (int r = 0; r < rows; r++)
+            a[r][3] = _mm256_fmadd_ps(v[r], u, a[r][3]);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < TC; c++)
+            acc[r][c] = a[r][c];
+}
+
+#define TILE_FN(n)                                                                                 \
+    FN static __attribute__((noinline)) void tile_packed_##n(                                      \
+        __m256(*acc)[TC], const float *x, int64_t xs, const float *const *w, int steps)            \
+    {                                                                                              \
+        tile_half(acc, x, xs, w, steps, n, 8, 8);                                                  \
+    }
+TILE_FN(1)
+TILE_FN(2)
+TILE_FN(3)
+#undef TILE_FN
+
+FN static inline void tile_packed(__m256 (*acc)[TC], const float *x, int64_t xs,
+                                  const float *const *w, int steps, int rows)
+{
+    if (rows == 3)
+        tile_packed_3(acc, x, xs, w, steps);
+    else if (rows == 2)
+        tile_packed_2(acc, x, xs, w, steps);
+    else
+        tile_packed_1(acc, x, xs, w, steps);
+}
+
+FN static inline void put4(const struct cpu_out *o, int r, int c, int n, __m128 v)
+{
+    float *p = o->out + r * o->ldo + c;
+    if (n == 4) {
+        if (o->add)
+            v = _mm_add_ps(_mm_loadu_ps(p), v);
+        if (o->bias)
+            v = _mm_add_ps(v, _mm_loadu_ps(o->bias + c));
+        _mm_storeu_ps(p, v);
+        return;
+    }
+    float t[4];
+    _mm_storeu_ps(t, v);
+    for (int i = 0; i < n; i++)
+        cpu_out_put(o, r, c + i, t[i]);
+}
+
+FN static void avx2_panel(const struct cpu_out *o, const float *x, int rows, const float *w,
+                          int cols, int kp)
+{
+    __m256 acc[2][GROUP][TR][TC];
+    int steps = kp / 16, half = kp / 2;
+    for (int r0 = 0; r0 < rows; r0 += GROUP * TR) {
+        int n = rows - r0 < GROUP * TR ? rows - r0 : GROUP * TR;
+        for (int c = 0; c < cols; c += TC) {
+            int nc = cols - c < TC ? cols - c : TC;
+            for (int h = 0; h < 2; h++) {
+                const float *wp[TC];
+                for (int i = 0; i < TC; i++) /* past the last column: any row, not stored */
+                    wp[i] = w + (int64_t)(i < nc ? c + i : c) * kp + h * half;
+                for (int t = 0; t * TR < n; t++)
+                    tile_packed(acc[h][t], x + (int64_t)(r0 + t * TR) * kp + h * half, kp, wp,
+                                steps, n - t * TR < TR ? n - t * TR : TR);
+            }
+            for (int r = 0; r < n; r++) {
+                __m256 *lo = acc[0][r / TR][r % TR], *hi = acc[1][r / TR][r % TR];
+                put4(o, r0 + r, c, nc,
+                     reduce4(_mm256_add_ps(lo[0], hi[0]), _mm256_add_ps(lo[1], hi[1]),
+                             _mm256_add_ps(lo[2], hi[2]), _mm256_add_ps(lo[3], hi[3])));
+            }
+        }
+    }
+}
+
+/* Memory-bound: four weight rows at once, the next four fetched ahead. */
+FN static void avx2_gemv_bf16(float *out, const float *x, const uint16_t *w, int cols, int k)
+{
+    int body = k / 16 * 16;
+    for (int c = 0; c < cols; c += 4) {
+        const uint16_t *p[4];
+        __m256 a[4][2];
+        for (int i = 0; i < 4; i++) {
+            p[i] = w + (int64_t)(c + i < cols ? c + i : c) * k;
+            a[i][0] = a[i][1] = _mm256_setzero_ps();
+        }
+        for (int s = 0; s < body; s += 16) {
+            __m256 x0 = _mm256_loadu_ps(x + s), x1 = _mm256_loadu_ps(x + s + 8);
+            for (int i = 0; i < 4; i++) {
+                _mm_prefetch((const char *)(p[i] + s + 4 * (int64_t)k), _MM_HINT_T0);
+                a[i][0] = _mm256_fmadd_ps(x0, load_bf16(p[i] + s), a[i][0]);
+                a[i][1] = _mm256_fmadd_ps(x1, load_bf16(p[i] + s + 8), a[i][1]);
+            }
+        }
+        if (body < k) {
+            float tx[16] = {0};
+            memcpy(tx, x + body, (size_t)(k - body) * sizeof *tx);
+            for (int i = 0; i < 4; i++) {
+                uint16_t t[16] = {0};
+                memcpy(t, p[i] + body, (size_t)(k - body) * sizeof *t);
+                a[i][0] = _mm256_fmadd_ps(_mm256_loadu_ps(tx), load_bf16(t), a[i][0]);
+                a[i][1] = _mm256_fmadd_ps(_mm256_loadu_ps(tx + 8), load_bf16(t + 8), a[i][1]);
+            }
+        }
+        float t[4];
+        _mm_storeu_ps(t, reduce4(_mm256_add_ps(a[0][0], a[0][1]), _mm256_add_ps(a[1][0], a[1][1]),
+                                 _mm256_add_ps(a[2][0], a[2][1]), _mm256_add_ps(a[3][0], a[3][1])));
+        for (int i = 0; i < 4 && c + i < cols; i++)
+            out[c + i] = t[i];
+    }
+}
+
 const struct cpu_isa cpu_isa_avx2 = {
     .name = "avx2",
     .usable = usable,
@@ -59,6 +249,10 @@ const struct cpu_isa cpu_isa_avx2 = {
     .cvt_bf16 = avx2_cvt_bf16,
     .cvt_f16 = avx2_cvt_f16,
     .cvt_f8 = avx2_cvt_f8,
+    .pack = avx2_pack,
+    .pack_bf16 = avx2_pack_bf16,
+    .panel = avx2_panel,
+    .gemv_bf16 = avx2_gemv_bf16,
     .silu_mul = avx2_silu_mul,
     .rms_scale = avx2_rms_scale,
     .sumsq = avx2_sumsq,

@@ -39,6 +39,39 @@ static void scalar_cvt_f16(float *dst, const uint16_t *src, int n)
         dst[i] = dtype_f16_to_f32(src[i]);
 }
 
+static void scalar_pack(float *dst, const float *src, int k)
+{
+    memcpy(dst, src, (size_t)k * sizeof *dst);
+    memset(dst + k, 0, (size_t)(cpu_pad(k) - k) * sizeof *dst);
+}
+
+static void scalar_pack_bf16(float *dst, const uint16_t *src, int k)
+{
+    scalar_cvt_bf16(dst, src, k);
+    memset(dst + k, 0, (size_t)(cpu_pad(k) - k) * sizeof *dst);
+}
+
+static void scalar_panel(const struct cpu_out *o, const float *x, int rows, const float *w,
+                         int cols, int kp)
+{
+    for (int c = 0; c < cols; c++)
+        for (int r = 0; r < rows; r++)
+            cpu_out_put(o, r, c, scalar_dot(x + (int64_t)r * kp, w + (int64_t)c * kp, kp));
+}
+
+static void scalar_gemv_bf16(float *out, const float *x, const uint16_t *w, int cols, int k)
+{
+    for (int c = 0; c < cols; c++, w += k) {
+        float a[CPU_LANES] = {0};
+        for (int i = 0; i < k; i += CPU_LANES)
+            for (int l = 0; l < CPU_LANES; l++) {
+                bool in = i + l < k;
+                a[l] = fmaf(in ? x[i + l] : 0.0f, in ? dtype_bf16_to_f32(w[i + l]) : 0.0f, a[l]);
+            }
+        out[c] = scalar_reduce(a);
+    }
+}
+
 const struct cpu_isa cpu_isa_scalar = {
     .name = "scalar",
     .usable = usable,
@@ -46,6 +79,10 @@ const struct cpu_isa cpu_isa_scalar = {
     .cvt_bf16 = scalar_cvt_bf16,
     .cvt_f16 = scalar_cvt_f16,
     .cvt_f8 = scalar_cvt_f8,
+    .pack = scalar_pack,
+    .pack_bf16 = scalar_pack_bf16,
+    .panel = scalar_panel,
+    .gemv_bf16 = scalar_gemv_bf16,
     .silu_mul = scalar_silu_mul,
     .rms_scale = scalar_rms_scale,
     .sumsq = scalar_sumsq,

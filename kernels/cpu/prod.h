@@ -20,6 +20,14 @@ struct cpu_prod {
     bool accumulate;
 };
 
+/* Rows of one product that are worked on in one pass. */
+struct cpu_unit {
+    const struct cpu_prod *p;
+    int row, rows;
+    float *packed; /* NULL: one row, read where it is */
+    bool shared;   /* packed by the unit before */
+};
+
 /* Runs n products; their outputs must not overlap each other or any input. */
 void cpu_prods(struct dev *d, const struct cpu_prod *p, int n);
 
