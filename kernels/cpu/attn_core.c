@@ -1,31 +1,54 @@
-/* Attention inner loops; see the header for the order of sums. Work items are (row, head); scores
- * live in the thread's panel. */
+/* Attention inner loops; see the header for the order of sums.
+ *
+ * A work item is a few consecutive rows of one request and a few query heads that share a KV head:
+ * up to LINES lines (row, head). It runs in three passes over the keys that the lines see: all
+ * scores into the thread's panel, softmax line by line, then values. Lines only share loads; each
+ * keeps its own sums, so how lines are grouped does not show in the bits. */
 #include "kernels/cpu/attn_core.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "engine/base/check.h"
-#include "kernels/cpu/fmath.h"
 #include "kernels/cpu/internal.h"
+
+enum {
+    LINES = 12,
+    ROWS_AT_ONCE = 2048, /* tiles of this many rows are listed at once in dev.ints */
+    KEYS = 64,           /* keys of a block: pointers on the stack, vectors in the first cache */
+    TILE_INTS = 4,
+    /* the panel: scores, padded keys of a block, queries, outputs */
+    KEY_FLOATS = KEYS * 1024,
+    LINE_FLOATS = 64 * 1024,
+    SCORE_FLOATS = CPU_PANEL_FLOATS - KEY_FLOATS - 2 * LINE_FLOATS,
+};
+
+struct tile {
+    int32_t r0, r1;   /* rows */
+    int32_t from, to; /* positions that at least one of them sees */
+};
 
 struct job {
     struct dev *d;
     const struct cpu_attn *a;
-    int r0;
+    const struct tile *tile;
+    int group, chunk, chunks; /* query heads per KV head, in an item, items per KV head */
+};
+
+/* What an item works on. */
+struct item {
+    const struct cpu_attn *a;
+    const struct cpu_isa *isa;
+    struct tile t;
+    int g, h0, nh, lines; /* line = (row - r0) * nh + (head - h0) */
+    int base;             /* position of score column 0: `from` rounded down to a lane */
+    int64_t lds;          /* columns of a score line */
+    float *s, *keys, *q, *out;
 };
 
 int cpu_attn_keys_max(void)
 {
-    return CPU_PANEL_FLOATS;
-}
-
-static bool sees(const struct cpu_attn *a, int r, int p)
-{
-    if (!a->ancestors || p < a->row0[r])
-        return true;
-    int j = p - a->row0[r];
-    return j < 64 && a->ancestors[r] >> j & 1;
+    return SCORE_FLOATS - 2 * CPU_LANES;
 }
 
 static int64_t pool_row(const struct cpu_attn *a, int r, int p)
@@ -36,52 +59,250 @@ static int64_t pool_row(const struct cpu_attn *a, int r, int p)
     return (int64_t)t[p / a->page] * a->page + p % a->page;
 }
 
-static void attn_item(void *ud, int i)
+/* Pointers to the vectors of positions [p0, p0 + n): base of the KV head + pool row * ld. */
+static void point(const struct item *it, const float **out, const float *vec, int64_t ld, int p0,
+                  int n)
+{
+    const struct cpu_attn *a = it->a;
+    for (int j = 0; j < n;) {
+        const float *v = vec + pool_row(a, it->t.r0, p0 + j) * ld;
+        int run = a->table ? a->page - (p0 + j) % a->page : n - j;
+        for (; run > 0 && j < n; run--, j++, v += ld)
+            out[j] = v;
+    }
+}
+
+static void load_queries(const struct item *it)
+{
+    const struct cpu_attn *a = it->a;
+    int kp = cpu_pad(a->dk);
+    for (int l = 0; l < it->lines; l++) {
+        float *q = it->q + (int64_t)l * kp;
+        int r = it->t.r0 + l / it->nh, h = it->h0 + l % it->nh;
+        memcpy(q, a->q + r * a->ldq + (int64_t)h * a->dk, (size_t)a->dk * sizeof *q);
+        memset(q + a->dk, 0, (size_t)(kp - a->dk) * sizeof *q);
+    }
+}
+
+static void all_scores(const struct item *it)
+{
+    const struct cpu_attn *a = it->a;
+    int kp = cpu_pad(a->dk);
+    const float *k[KEYS];
+    for (int p = it->t.from; p < it->t.to; p += KEYS) {
+        int n = it->t.to - p < KEYS ? it->t.to - p : KEYS;
+        point(it, k, a->k + it->g * a->k_head, a->k_ld, p, n);
+        for (int j = 0; j < n && kp != a->dk; j++) { /* odd head dims: padded copies */
+            float *c = it->keys + (int64_t)j * kp;
+            memcpy(c, k[j], (size_t)a->dk * sizeof *c);
+            memset(c + a->dk, 0, (size_t)(kp - a->dk) * sizeof *c);
+            k[j] = c;
+        }
+        it->isa->scores(it->s + (p - it->base), it->lds, it->q, it->lines, k, n, kp);
+    }
+}
+
+/* Score columns of the row that the tree mask hides become -inf. */
+static void hide(const struct item *it, float *s, int r)
+{
+    const struct cpu_attn *a = it->a;
+    for (int p = a->row0[r] > a->first[r] ? a->row0[r] : a->first[r]; p < a->last[r]; p++) {
+        int j = p - a->row0[r];
+        if (j >= 64 || !(a->ancestors[r] >> j & 1))
+            s[p - it->base] = -INFINITY;
+    }
+}
+
+/* Turns a line of scores into weights exp(s - top); returns 1 / their sum, 0 when it sees nothing.
+ */
+static float softmax(const struct item *it, int l)
+{
+    const struct cpu_attn *a = it->a;
+    int r = it->t.r0 + l / it->nh, h = it->h0 + l % it->nh;
+    int c0 = a->first[r] - it->base, c1 = a->last[r] - it->base;
+    float *s = it->s + l * it->lds, top = -INFINITY;
+    double acc[CPU_LANES] = {0};
+    if (c0 < c1) {
+        int a0 = c0 / CPU_LANES * CPU_LANES, a1 = cpu_pad(c1);
+        for (int c = a0; c < c0; c++)
+            s[c] = -INFINITY;
+        for (int c = c1; c < a1; c++)
+            s[c] = -INFINITY;
+        if (a->ancestors)
+            hide(it, s, r);
+        top = it->isa->scale_max(s + a0, a1 - a0, a->scale);
+        if (a->soft_cap > 0) {
+            top = -INFINITY;
+            for (int c = c0; c < c1; c++) {
+                if (s[c] != -INFINITY)
+                    s[c] = a->soft_cap * tanhf(s[c] / a->soft_cap);
+                top = s[c] > top ? s[c] : top;
+            }
+        }
+        if (a->sinks && a->sinks[h] > top)
+            top = a->sinks[h];
+        it->isa->exp_sum(s + a0, a1 - a0, top, acc);
+    }
+    for (int w = CPU_LANES / 2; w >= 1; w /= 2)
+        for (int i = 0; i < w; i++)
+            acc[i] += acc[i + w];
+    bool any = acc[0] > 0 || acc[0] != acc[0];
+    if (a->lse)
+        a->lse[r * a->ld_lse + h] = any ? (float)((double)top + log(acc[0])) : -INFINITY;
+    if (a->sinks)
+        acc[0] += exp((double)a->sinks[h] - (double)top);
+    return any ? (float)(1.0 / acc[0]) : 0.0f;
+}
+
+/* Adds the values of positions [p0, p1) of a block that starts at b to `n` lines from l. */
+static void add_values(const struct item *it, int l, int n, const float *const *v, int b, int p0,
+                       int p1)
+{
+    if (p0 < p1)
+        it->isa->pv(it->out + (int64_t)l * it->a->dv, it->s + l * it->lds + (p0 - it->base),
+                    it->lds, n, v + (p0 - b), p1 - p0, it->a->dv);
+}
+
+static int clamp(int v, int lo, int hi)
+{
+    return v < lo ? lo : v > hi ? hi : v;
+}
+
+/* Line l alone, positions [p0, p1) of its range; a tree line skips what it does not see (a weight
+ * of zero is not enough: the hidden value may be anything). */
+static void line_values(const struct item *it, int l, const float *const *v, int b, int p0, int p1)
+{
+    const struct cpu_attn *a = it->a;
+    int r = it->t.r0 + l / it->nh;
+    if (!a->ancestors) {
+        add_values(it, l, 1, v, b, p0, p1);
+        return;
+    }
+    int m = clamp(a->row0[r], p0, p0 > p1 ? p0 : p1);
+    add_values(it, l, 1, v, b, p0, m);
+    for (int p = m; p < p1; p++) {
+        int j = p - a->row0[r];
+        if (j < 64 && a->ancestors[r] >> j & 1)
+            add_values(it, l, 1, v, b, p, p + 1);
+    }
+}
+
+static void all_values(const struct item *it)
+{
+    const struct cpu_attn *a = it->a;
+    memset(it->out, 0, (size_t)it->lines * (size_t)a->dv * sizeof *it->out);
+    const float *v[KEYS];
+    for (int b = it->t.from; b < it->t.to; b += KEYS) {
+        int e = it->t.to - b < KEYS ? it->t.to : b + KEYS;
+        point(it, v, a->v + it->g * a->v_head, a->v_ld, b, e - b);
+        for (int l0 = 0; l0 < it->lines; l0 += 3) {
+            int n = it->lines - l0 < 3 ? it->lines - l0 : 3;
+            int c0 = b, c1 = e; /* positions that all of the lines see */
+            for (int l = l0; l < l0 + n; l++) {
+                int r = it->t.r0 + l / it->nh;
+                c0 = clamp(a->first[r], c0, e);
+                c1 = clamp(a->last[r], b, c1);
+            }
+            if (c1 <= c0 || a->ancestors)
+                c0 = c1 = e;
+            for (int l = l0; l < l0 + n && c0 > b; l++) {
+                int r = it->t.r0 + l / it->nh;
+                line_values(it, l, v, b, clamp(a->first[r], b, e), clamp(a->last[r], b, c0));
+            }
+            add_values(it, l0, n, v, b, c0, c1);
+            for (int l = l0; l < l0 + n && c1 < e; l++)
+                line_values(it, l, v, b, c1, clamp(a->last[it->t.r0 + l / it->nh], c1, e));
+        }
+    }
+}
+
+static void run_item(void *ud, int i)
 {
     const struct job *j = ud;
     const struct cpu_attn *a = j->a;
-    int r = j->r0 + i / a->n_head, h = i % a->n_head, g = h / (a->n_head / a->n_kv);
-    int first = a->first[r], last = a->last[r];
-    const float *q = a->q + r * a->ldq + (int64_t)h * a->dk;
-    float *out = a->out + r * a->ldo + (int64_t)h * a->dv, *s = cpu_panel(j->d);
-    CHECK(last - first <= CPU_PANEL_FLOATS);
-    memset(out, 0, (size_t)a->dv * sizeof *out);
-    float max = -INFINITY;
-    for (int p = first; p < last; p++) {
-        if (!sees(a, r, p))
-            continue;
-        const float *k = a->k + pool_row(a, r, p) * a->k_ld + g * a->k_head;
-        float v = j->d->isa->dot(q, k, a->dk) * a->scale;
-        if (a->soft_cap > 0)
-            v = a->soft_cap * tanhf(v / a->soft_cap);
-        s[p - first] = v;
-        max = v > max ? v : max;
-    }
-    float top = a->sinks && a->sinks[h] > max ? a->sinks[h] : max;
-    double acc[16] = {0};
-    for (int p = first; p < last; p++) {
-        if (!sees(a, r, p))
-            continue;
-        float w = fm_exp(s[p - first] - top);
-        acc[p & 15] += (double)w;
-        const float *v = a->v + pool_row(a, r, p) * a->v_ld + g * a->v_head;
+    int chunk = i % j->chunks;
+    i /= j->chunks;
+    struct item it = {.a = a, .isa = j->d->isa, .t = j->tile[i / a->n_kv], .g = i % a->n_kv};
+    it.h0 = it.g * j->group + chunk * j->chunk;
+    it.nh = j->group - chunk * j->chunk < j->chunk ? j->group - chunk * j->chunk : j->chunk;
+    it.lines = (it.t.r1 - it.t.r0) * it.nh;
+    it.base = it.t.from / CPU_LANES * CPU_LANES;
+    it.lds = cpu_pad(it.t.to - it.base) + CPU_LANES;
+    it.s = cpu_panel(j->d);
+    it.keys = it.s + SCORE_FLOATS;
+    it.q = it.keys + KEY_FLOATS;
+    it.out = it.q + LINE_FLOATS;
+    CHECK(it.lines * it.lds <= SCORE_FLOATS);
+    load_queries(&it);
+    all_scores(&it);
+    float inv[LINES];
+    for (int l = 0; l < it.lines; l++)
+        inv[l] = softmax(&it, l);
+    all_values(&it);
+    for (int l = 0; l < it.lines; l++) {
+        int r = it.t.r0 + l / it.nh, h = it.h0 + l % it.nh;
+        float *out = a->out + r * a->ldo + (int64_t)h * a->dv;
+        const float *o = it.out + (int64_t)l * a->dv;
         for (int k = 0; k < a->dv; k++)
-            out[k] = fmaf(w, v[k], out[k]);
+            out[k] = o[k] * inv[l];
     }
-    for (int w = 8; w >= 1; w /= 2)
-        for (int k = 0; k < w; k++)
-            acc[k] += acc[k + w];
-    bool any = acc[0] > 0;
-    if (a->lse)
-        a->lse[r * a->ld_lse + h] = any ? (float)((double)top + log(acc[0])) : -INFINITY;
-    double sum = acc[0] + (a->sinks ? (double)fm_exp(a->sinks[h] - top) : 0);
-    float inv = any ? (float)(1.0 / sum) : 0.0f;
-    for (int k = 0; k < a->dv; k++)
-        out[k] *= inv;
+}
+
+/* Rows of a tile: as many as make LINES lines and fit the score area. */
+static int tile_rows(int chunk, int keys)
+{
+    int64_t lds = cpu_pad(keys + CPU_LANES) + CPU_LANES;
+    int n = LINES / chunk;
+    int fit = (int)(SCORE_FLOATS / lds / chunk);
+    n = n < fit ? n : fit;
+    return n < 1 ? 1 : n;
+}
+
+/* Lists the tiles of rows [r0, r1): consecutive rows of one slot whose ranges overlap (a position
+ * in a hole between ranges may have no page). */
+static int list_tiles(const struct cpu_attn *a, int r0, int r1, int chunk, struct tile *t)
+{
+    int n = 0;
+    for (int r = r0; r < r1;) {
+        int from = a->first[r], to = a->last[r] > from ? a->last[r] : from, e = r + 1;
+        for (; e < r1 && a->slot[e] == a->slot[r] && e - r < tile_rows(chunk, to - from); e++) {
+            int f = a->first[e] < from ? a->first[e] : from, l = a->last[e] > to ? a->last[e] : to;
+            if (a->first[e] > to || a->last[e] < from || a->first[e] >= a->last[e] ||
+                e + 1 - r > tile_rows(chunk, l - f))
+                break;
+            from = f;
+            to = l;
+        }
+        t[n++] = (struct tile){r, e, from, to};
+        r = e;
+    }
+    return n;
 }
 
 void cpu_attn(struct dev *d, const struct cpu_attn *a, int r0, int r1)
 {
-    struct job j = {d, a, r0};
-    cpu_parallel(d, (r1 - r0) * a->n_head, attn_item, &j);
+    CHECK(cpu_pad(a->dk) <= KEY_FLOATS / KEYS && a->n_head % a->n_kv == 0);
+    CHECK(LINES * (int64_t)cpu_pad(a->dk) <= LINE_FLOATS && LINES * (int64_t)a->dv <= LINE_FLOATS);
+    CHECK(TILE_INTS * ROWS_AT_ONCE <= CPU_INTS_MAX && sizeof(struct tile) == TILE_INTS * 4);
+    struct tile *tiles = (struct tile *)d->ints;
+    for (; r0 < r1; r0 += ROWS_AT_ONCE) {
+        int e = r1 - r0 < ROWS_AT_ONCE ? r1 : r0 + ROWS_AT_ONCE;
+        struct job j = {d, a, tiles, a->n_head / a->n_kv, 0, 0};
+        j.chunk = j.group < LINES ? j.group : LINES;
+        int keys = 0;
+        for (int r = r0; r < e; r++)
+            keys = a->last[r] - a->first[r] > keys ? a->last[r] - a->first[r] : keys;
+        CHECK(keys <= cpu_attn_keys_max());
+        while (j.chunk > 1 &&
+               j.chunk * (int64_t)(cpu_pad(keys + CPU_LANES) + CPU_LANES) > SCORE_FLOATS)
+            j.chunk--;
+        int n = list_tiles(a, r0, e, j.chunk, tiles);
+        /* few tiles (decoding alone): split the heads of a group so that every thread has work */
+        while (j.chunk > 1 &&
+               n * a->n_kv * ((j.group + j.chunk - 1) / j.chunk) < 2 * d->conf.threads)
+            j.chunk = (j.chunk + 1) / 2;
+        j.chunks = (j.group + j.chunk - 1) / j.chunk;
+        int64_t work = (int64_t)(e - r0) * a->n_head * ((int64_t)keys + 1) * (a->dk + a->dv) / 8;
+        cpu_parallel_if(d, work, n * a->n_kv * j.chunks, run_item, &j);
+    }
 }

@@ -27,7 +27,8 @@ FM_INLINE float fm_float(uint32_t u)
     return f;
 }
 
-/* c ? a : b by masks: between floats, compilers that honour floating-point traps make it a branch. */
+/* c ? a : b by masks: between floats, compilers that honour floating-point traps make it a branch.
+ */
 FM_INLINE uint32_t fm_sel(int c, uint32_t a, uint32_t b)
 {
     uint32_t m = -(uint32_t)c;

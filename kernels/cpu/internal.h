@@ -16,7 +16,7 @@
 enum {
     CPU_LANES = 16, /* of the fixed order of sums */
     CPU_THREADS_MAX = 256,
-    CPU_PANEL_FLOATS = 512 * 1024,       /* each thread, 2 MiB: four weight rows of K = 131,072 */
+    CPU_PANEL_FLOATS = 768 * 1024,       /* each thread, 3 MiB, touched as far as it is used */
     CPU_SHARED_FLOATS = 2 * 1024 * 1024, /* 8 MiB: packed rows of one pass */
     CPU_PRODS_MAX = 4096,                /* products of one call: heads, or twice the experts */
     CPU_INTS_MAX = 4 * CPU_PRODS_MAX,
@@ -63,6 +63,16 @@ struct cpu_isa {
                   int kp);
     /* One row: out[c] = dot(x, w[c]), rows of w k elements apart. */
     void (*gemv_bf16)(float *out, const float *x, const uint16_t *w, int cols, int k);
+    /* Attention. s[r * lds + j] = dot of q[r] (kp floats apart) and k[j], both padded to kp. */
+    void (*scores)(float *s, int64_t lds, const float *q, int rows, const float *const *k, int n,
+                   int kp);
+    /* out[r * dv + i] = chain over j of fma(p[r * ldp + j], v[j][i], out). */
+    void (*pv)(float *out, const float *p, int64_t ldp, int rows, const float *const *v, int n,
+               int dv);
+    /* s *= scale, returns the largest that is not NaN; n is a multiple of CPU_LANES. */
+    float (*scale_max)(float *s, int n, float scale);
+    /* s = exp(s - top), added into acc by lane. */
+    void (*exp_sum)(float *s, int n, float top, double *acc);
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
     void (*rms_scale)(float *out, const float *x, const float *w, int n, float s);
     double (*sumsq)(const float *x, int n);

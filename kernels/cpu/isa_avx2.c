@@ -242,6 +242,112 @@ FN static void avx2_gemv_bf16(float *out, const float *x, const uint16_t *w, int
     }
 }
 
+#define TILE_FN(n)                                                                                 \
+    FN static __attribute__((noinline)) void tile_plain_##n(                                       \
+        __m256(*acc)[TC], const float *x, int64_t xs, const float *const *w, int steps)            \
+    {                                                                                              \
+        tile_half(acc, x, xs, w, steps, n, 16, 16);                                                \
+    }
+TILE_FN(1)
+TILE_FN(2)
+TILE_FN(3)
+#undef TILE_FN
+
+FN static inline void tile_plain(__m256 (*acc)[TC], const float *x, int64_t xs,
+                                 const float *const *w, int steps, int rows)
+{
+    if (rows == 3)
+        tile_plain_3(acc, x, xs, w, steps);
+    else if (rows == 2)
+        tile_plain_2(acc, x, xs, w, steps);
+    else
+        tile_plain_1(acc, x, xs, w, steps);
+}
+
+FN static void avx2_scores(float *s, int64_t lds, const float *q, int rows, const float *const *k,
+                           int n, int kp)
+{
+    __m256 lo[TR][TC], hi[TR][TC];
+    for (int j = 0; j < n; j += TC) {
+        int nc = n - j < TC ? n - j : TC;
+        const float *k0[TC], *k1[TC];
+        for (int i = 0; i < TC; i++) {
+            k0[i] = k[i < nc ? j + i : j];
+            k1[i] = k0[i] + 8;
+        }
+        for (int r0 = 0; r0 < rows; r0 += TR) {
+            int nr = rows - r0 < TR ? rows - r0 : TR;
+            tile_plain(lo, q + (int64_t)r0 * kp, kp, k0, kp / 16, nr);
+            tile_plain(hi, q + (int64_t)r0 * kp + 8, kp, k1, kp / 16, nr);
+            for (int r = 0; r < nr; r++) {
+                struct cpu_out o = {s + j, lds, false, NULL};
+                put4(&o, r0 + r, 0, nc,
+                     reduce4(_mm256_add_ps(lo[r][0], hi[r][0]), _mm256_add_ps(lo[r][1], hi[r][1]),
+                             _mm256_add_ps(lo[r][2], hi[r][2]), _mm256_add_ps(lo[r][3], hi[r][3])));
+            }
+        }
+    }
+}
+
+enum { PV_ROWS = 3 };
+
+/* Columns [0, 8 * vecs) of `rows` rows; constants after inlining. */
+FN static inline __attribute__((always_inline)) void pv_tile(float *out, const float *p,
+                                                             int64_t ldp, int rows,
+                                                             const float *const *v, int n, int dv,
+                                                             int at, int vecs)
+{
+    __m256 a[PV_ROWS][4];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vecs; c++)
+            a[r][c] = _mm256_loadu_ps(out + (int64_t)r * dv + at + 8 * c);
+    for (int j = 0; j < n; j++) {
+        const float *vj = v[j] + at;
+        __m256 w[PV_ROWS];
+        for (int r = 0; r < rows; r++)
+            w[r] = _mm256_broadcast_ss(p + r * ldp + j);
+        for (int c = 0; c < vecs; c++) {
+            __m256 u = _mm256_loadu_ps(vj + 8 * c);
+            for (int r = 0; r < rows; r++)
+                a[r][c] = _mm256_fmadd_ps(w[r], u, a[r][c]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vecs; c++)
+            _mm256_storeu_ps(out + (int64_t)r * dv + at + 8 * c, a[r][c]);
+}
+
+#define PV_FN(n)                                                                                   \
+    FN static __attribute__((noinline)) void pv_##n(float *out, const float *p, int64_t ldp,       \
+                                                    const float *const *v, int keys, int dv)       \
+    {                                                                                              \
+        int at = 0;                                                                                \
+        for (; at + 32 <= dv; at += 32)                                                            \
+            pv_tile(out, p, ldp, n, v, keys, dv, at, 4);                                           \
+        for (; at + 8 <= dv; at += 8)                                                              \
+            pv_tile(out, p, ldp, n, v, keys, dv, at, 1);                                           \
+        for (int r = 0; r < n && at < dv; r++)                                                     \
+            for (int j = 0; j < keys; j++)                                                         \
+                for (int i = at; i < dv; i++)                                                      \
+                    out[(int64_t)r * dv + i] =                                                     \
+                        fmaf(p[r * ldp + j], v[j][i], out[(int64_t)r * dv + i]);                   \
+    }
+PV_FN(1)
+PV_FN(2)
+PV_FN(3)
+#undef PV_FN
+
+FN static void avx2_pv(float *out, const float *p, int64_t ldp, int rows, const float *const *v,
+                       int n, int dv)
+{
+    for (; rows >= 3; rows -= 3, out += (int64_t)3 * dv, p += 3 * ldp)
+        pv_3(out, p, ldp, v, n, dv);
+    if (rows == 2)
+        pv_2(out, p, ldp, v, n, dv);
+    else if (rows == 1)
+        pv_1(out, p, ldp, v, n, dv);
+}
+
 const struct cpu_isa cpu_isa_avx2 = {
     .name = "avx2",
     .usable = usable,
@@ -253,6 +359,10 @@ const struct cpu_isa cpu_isa_avx2 = {
     .pack_bf16 = avx2_pack_bf16,
     .panel = avx2_panel,
     .gemv_bf16 = avx2_gemv_bf16,
+    .scores = avx2_scores,
+    .pv = avx2_pv,
+    .scale_max = avx2_scale_max,
+    .exp_sum = avx2_exp_sum,
     .silu_mul = avx2_silu_mul,
     .rms_scale = avx2_rms_scale,
     .sumsq = avx2_sumsq,

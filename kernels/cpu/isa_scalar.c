@@ -72,6 +72,23 @@ static void scalar_gemv_bf16(float *out, const float *x, const uint16_t *w, int 
     }
 }
 
+static void scalar_scores(float *s, int64_t lds, const float *q, int rows, const float *const *k,
+                          int n, int kp)
+{
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < n; j++)
+            s[r * lds + j] = scalar_dot(q + (int64_t)r * kp, k[j], kp);
+}
+
+static void scalar_pv(float *out, const float *p, int64_t ldp, int rows, const float *const *v,
+                      int n, int dv)
+{
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < n; j++)
+            for (int i = 0; i < dv; i++)
+                out[(int64_t)r * dv + i] = fmaf(p[r * ldp + j], v[j][i], out[(int64_t)r * dv + i]);
+}
+
 const struct cpu_isa cpu_isa_scalar = {
     .name = "scalar",
     .usable = usable,
@@ -83,6 +100,10 @@ const struct cpu_isa cpu_isa_scalar = {
     .pack_bf16 = scalar_pack_bf16,
     .panel = scalar_panel,
     .gemv_bf16 = scalar_gemv_bf16,
+    .scores = scalar_scores,
+    .pv = scalar_pv,
+    .scale_max = scalar_scale_max,
+    .exp_sum = scalar_exp_sum,
     .silu_mul = scalar_silu_mul,
     .rms_scale = scalar_rms_scale,
     .sumsq = scalar_sumsq,
