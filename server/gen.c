@@ -480,6 +480,7 @@ static void gen_start(struct hreq *r, enum api_kind kind)
     memcpy(g->id, kind == API_CHAT ? "chatcmpl-" : "cmpl-", kind == API_CHAT ? 9 : 5);
     rng_os_alnum(g->id + strlen(g->id), 24);
     g->render = (struct render){.chat = kind == API_CHAT,
+                                .token_bytes = engine_token_bytes,
                                 .engine = s->engine,
                                 .id = g->id,
                                 .fingerprint = s->fingerprint,

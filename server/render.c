@@ -47,7 +47,7 @@ void token_put(struct buf *out, const struct render *r, int32_t id)
         return;
     }
     size_t n;
-    const char *s = engine_token_bytes(r->engine, id, &n);
+    const char *s = r->token_bytes(r->engine, id, &n);
     if (utf8_valid(s, n)) {
         jw_str(out, s, n);
         return;
@@ -63,7 +63,7 @@ void token_put(struct buf *out, const struct render *r, int32_t id)
 static void put_bytes(struct buf *out, const struct render *r, int32_t id)
 {
     size_t n;
-    const char *s = engine_token_bytes(r->engine, id, &n);
+    const char *s = r->token_bytes(r->engine, id, &n);
     buf_char(out, '[');
     for (size_t i = 0; i < n; i++) {
         if (i)
@@ -88,7 +88,7 @@ static bool same_text(const struct render *r, int32_t a, int32_t b)
     size_t n, m;
     if (r->tokens_as_ids)
         return a == b;
-    const char *s = engine_token_bytes(r->engine, a, &n), *t = engine_token_bytes(r->engine, b, &m);
+    const char *s = r->token_bytes(r->engine, a, &n), *t = r->token_bytes(r->engine, b, &m);
     return n == m && !memcmp(s, t, n);
 }
 
@@ -174,7 +174,7 @@ void lp_push(struct lp_acc *a, const struct render *r, const struct gen_tok *t,
     if (hidden)
         return;
     size_t n;
-    const char *s = engine_token_bytes(r->engine, t->id, &n);
+    const char *s = r->token_bytes(r->engine, t->id, &n);
     for (size_t i = 0; i < n; i++)
         a->n_chars += (s[i] & 0xc0) != 0x80; /* a character counts where it begins */
 }

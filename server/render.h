@@ -14,8 +14,10 @@
 struct render {
     bool chat, usage_null; /* chunks carry "usage":null (include_usage was asked) */
     bool tokens_as_ids;
-    const struct engine *engine; /* spelling of tokens */
-    struct buf head;             /* of a chunk, up to and with "index": */
+    /* spelling of tokens: engine_token_bytes and its engine */
+    const char *(*token_bytes)(const struct engine *g, int32_t id, size_t *n);
+    const struct engine *engine;
+    struct buf head; /* of a chunk, up to and with "index": */
     const char *id, *model, *fingerprint;
     int64_t created;
 };

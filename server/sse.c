@@ -38,7 +38,7 @@ struct sse *sse_new(struct hreq *r, size_t limit, void (*on_pause)(struct hreq *
     s->r = r;
     s->limit = limit;
     s->on_pause = on_pause;
-    s->data_us = clock_us();
+    s->data_us = s->progress_us = clock_us();
     metric_add(M_HTTP_STREAMS, 1);
     return s;
 }
@@ -107,6 +107,11 @@ void sse_queued(struct sse *s)
     setsockopt(s->r->dup_fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
 }
 
+void sse_direct(struct sse *s)
+{
+    s->mode = SSE_DIRECT;
+}
+
 /* The library's content reader. Suspending in here is what lets it return 0 without spinning, and
  * the moment at which no byte of the library's is on its way. */
 ssize_t sse_reader(void *cls, uint64_t pos, char *buf, size_t max)
@@ -128,7 +133,7 @@ ssize_t sse_reader(void *cls, uint64_t pos, char *buf, size_t max)
     if (s->ended)
         return MHD_CONTENT_READER_END_OF_STREAM;
     if (r->watching) /* without a descriptor of ours the library keeps writing */
-        s->mode = SSE_DIRECT;
+        sse_direct(s);
     r->suspended = true;
     MHD_suspend_connection(r->conn);
     return 0;
@@ -250,9 +255,7 @@ void sse_end(struct sse *s)
 
 bool sse_tick(struct sse *s, int64_t now, int64_t ping_us, int64_t stuck_us)
 {
-    if (s->out.len && now - s->progress_us > stuck_us)
-        return true;
-    if (s->paused && now - s->paused_us > stuck_us)
+    if ((s->out.len || s->paused) && now - s->progress_us > stuck_us)
         return true;
     if (ping_us > 0 && s->mode == SSE_DIRECT && !s->ended && !s->out.len &&
         now - s->data_us >= ping_us) {

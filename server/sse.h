@@ -21,12 +21,14 @@ struct buf *sse_buf(struct sse *s); /* events to send are appended here; then ss
 void sse_flush(struct sse *s);
 void sse_end(struct sse *s);           /* nothing more is appended; flushes */
 bool sse_is_open(const struct sse *s); /* the head is out or on its way */
-/* Silence: sends a comment. Stuck: true when a reader took nothing, or was paused, for stuck_us. */
+/* Silence: sends a comment. True: the reader has taken nothing of what waits for
+ * it for stuck_us. */
 bool sse_tick(struct sse *s, int64_t now, int64_t ping_us, int64_t stuck_us);
 
 /* for http.c */
 ssize_t sse_reader(void *cls, uint64_t pos, char *buf, size_t max);
 void sse_queued(struct sse *s);
 void sse_writable(struct sse *s);
+void sse_direct(struct sse *s); /* from here on the bytes are written to r->dup_fd */
 
 #endif

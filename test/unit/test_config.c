@@ -1,0 +1,217 @@
+/* Goal: flags, file and help come from one table and refuse what they do not know. Method: both
+ * spellings of flags, files written to a temporary path, wrong twins of each. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/base/check.h"
+#include "engine/engine.h"
+#include "server/config.h"
+
+static int parse(struct config *c, struct err *e, int cmd, const char *a, const char *b,
+                 const char *d)
+{
+    char *argv[] = {(char *)(uintptr_t) "--model", (char *)(uintptr_t) "m/", (char *)(uintptr_t)a,
+                    (char *)(uintptr_t)b, (char *)(uintptr_t)d};
+    int n = 2 + (a != NULL) + (a && b) + (a && b && d);
+    return config_parse(c, cmd, n, argv, e);
+}
+
+START_TEST(defaults)
+{
+    struct config c;
+    struct err e = {0};
+    ck_assert_int_eq(parse(&c, &e, CMD_SERVE, NULL, NULL, NULL), OK);
+    ck_assert_str_eq(c.model, "m/");
+    ck_assert_str_eq(c.host, "127.0.0.1");
+    ck_assert_int_eq(c.port, 8000);
+    ck_assert_int_eq(c.max_num_seqs, 64);
+    ck_assert_int_eq(c.max_queued_requests, 512);
+    ck_assert_int_eq(c.max_body_size, 32 << 20);
+    ck_assert_uint_eq(c.api_key.n, 0);
+    struct engine_conf ec;
+    config_engine(&c, &ec);
+    ck_assert(!ec.overlap_off);
+    ck_assert_int_eq(ec.max_num_batched_tokens, 512);
+    config_done(&c);
+    ck_assert_int_eq(parse(&c, &e, CMD_GENERATE, NULL, NULL, NULL), OK);
+    ck_assert(isnan(c.temperature));
+    config_done(&c);
+}
+END_TEST
+
+START_TEST(spellings)
+{
+    static const char *const forms[][2] = {{"--max-num-seqs", "7"},
+                                           {"--max_num_seqs", "7"},
+                                           {"--max-num-seqs=7", NULL},
+                                           {"--max_num-seqs=7", NULL}};
+    for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
+        struct config c;
+        struct err e = {0};
+        ck_assert_int_eq(parse(&c, &e, CMD_SERVE, forms[i][0], forms[i][1], NULL), OK);
+        ck_assert_int_eq(c.max_num_seqs, 7);
+        config_done(&c);
+    }
+    struct config c;
+    struct err e = {0};
+    char *argv[] = {(char *)(uintptr_t) "dir", (char *)(uintptr_t) "--api-key=a,b",
+                    (char *)(uintptr_t) "--api-key", (char *)(uintptr_t) "c"};
+    ck_assert_int_eq(config_parse(&c, CMD_SERVE, 4, argv, &e), OK);
+    ck_assert_str_eq(c.model, "dir");
+    ck_assert_uint_eq(c.api_key.n, 3);
+    ck_assert_str_eq(c.api_key.v[2], "c");
+    config_done(&c);
+}
+END_TEST
+
+START_TEST(refusals)
+{
+    static const char *const bad[][3] = {
+        {"--nonsense", "1", "nonsense"},
+        {"--port", "65536", "port"},
+        {"--port", "-1", "port"},
+        {"--port", "80x", "port"},
+        {"--port", "", "port"},
+        {"--port", NULL, "port"},
+        {"--overlap", "maybe", "on|off"},
+        {"--device", "tpu", "auto|cpu"},
+        {"--max-num-seqs=0", NULL, "max-num-seqs"},
+        {"--max-num-seqs=", NULL, "max-num-seqs"},
+        {"--log-level", "loud", "log-level"},
+        {"-x", NULL, "-x"},
+        {"--drain-timeout", "1.5", "drain-timeout"},
+        {"--prompt", "x", "prompt"},
+        {"extra", NULL, "extra"},
+        {"--max-model-len", "99999999999999999999", "max-model-len"},
+        {"--draft", "d", "draft"},
+        {"--port 80", NULL, "port"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        struct config c;
+        struct err e = {0};
+        ck_assert_msg(parse(&c, &e, CMD_SERVE, bad[i][0], bad[i][1], NULL) == E_INVAL, "%s",
+                      bad[i][0]);
+        ck_assert_msg(strstr(e.text, bad[i][2]) != NULL, "%s: %s", bad[i][0], e.text);
+        config_done(&c);
+    }
+    struct config c;
+    struct err e = {0};
+    ck_assert_int_eq(config_parse(&c, CMD_SERVE, 0, NULL, &e), E_INVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "--model"));
+    config_done(&c);
+    ck_assert_int_eq(parse(&c, &e, CMD_GENERATE, "--temperature", "2.5", NULL), E_INVAL);
+    config_done(&c);
+    ck_assert_int_eq(parse(&c, &e, CMD_GENERATE, "--chat=yes", NULL, NULL), E_INVAL);
+    config_done(&c);
+}
+END_TEST
+
+static int from_file(struct config *c, struct err *e, const char *text, const char *flag,
+                     const char *value)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/specd-test-%d.json", (int)getpid());
+    FILE *f = fopen(path, "w");
+    ck_assert_ptr_nonnull(f);
+    fputs(text, f);
+    fclose(f);
+    char *argv[] = {(char *)(uintptr_t) "--config", path, (char *)(uintptr_t)flag,
+                    (char *)(uintptr_t)value};
+    int r = config_parse(c, CMD_SERVE, flag ? 4 : 2, argv, e);
+    unlink(path);
+    return r;
+}
+
+START_TEST(file)
+{
+    struct config c;
+    struct err e = {0};
+    const char *good = "{\"model\":\"d\",\"port\":9,\"max_num_seqs\":5,\"api-key\":[\"a,b\",\"c\"],"
+                       "\"served-model-name\":\"x,y\",\"overlap\":\"off\",\"host\":null}";
+    ck_assert_int_eq(from_file(&c, &e, good, "--port", "10"), OK);
+    ck_assert_int_eq(c.port, 10); /* the flag wins */
+    ck_assert_int_eq(c.max_num_seqs, 5);
+    ck_assert_uint_eq(c.api_key.n, 2);
+    ck_assert_uint_eq(c.served_name.n, 2);
+    ck_assert_str_eq(c.overlap, "off");
+    ck_assert_str_eq(c.host, "127.0.0.1");
+    config_done(&c);
+    static const char *const bad[][2] = {
+        {"{\"model\":\"d\",\"prot\":9}", "prot"},
+        {"{\"model\":7}", "model"},
+        {"{\"model\":\"d\",\"port\":\"9\"}", "port"},
+        {"{\"model\":\"d\",\"port\":70000}", "port"},
+        {"[]", "object"},
+        {"{\"model\":\"d\",", "JSON"},
+        {"{\"config\":\"x\"}", "config"},
+        {"{\"port\":1}", "--model"},
+        {"{\"model\":\"d\",\"api-key\":[1]}", "api-key"},
+        {"{\"model\":\"d\",\"overlap\":\"x\"}", "overlap"},
+        {"{\"model\":\"d\",\"port\":1,\"port\":2}", "JSON"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        ck_assert_msg(from_file(&c, &e, bad[i][0], NULL, NULL) < 0, "%s", bad[i][0]);
+        ck_assert_msg(strstr(e.text, bad[i][1]) != NULL, "%s: %s", bad[i][0], e.text);
+        config_done(&c);
+    }
+    char *argv[] = {(char *)(uintptr_t) "--config", (char *)(uintptr_t) "/nonexistent.json"};
+    ck_assert_int_lt(config_parse(&c, CMD_SERVE, 2, argv, &e), 0);
+    config_done(&c);
+}
+END_TEST
+
+/* The shipped examples must stay loadable. */
+START_TEST(shipped)
+{
+    struct config c;
+    struct err e = {0};
+    char *argv[] = {(char *)(uintptr_t) "--config",
+                    (char *)(uintptr_t) "configs/server-example.json"};
+    ck_assert_msg(config_parse(&c, CMD_SERVE, 2, argv, &e) == OK, "%s", e.text);
+    ck_assert_ptr_nonnull(c.model);
+    config_done(&c);
+}
+END_TEST
+
+START_TEST(help)
+{
+    struct buf b = {0}, m = {0};
+    config_help(&b, CMD_SERVE);
+    config_markdown(&m, CMD_SERVE);
+    static const char *const names[] = {
+        "model",         "port",    "api-key",         "max-num-seqs",
+        "drain-timeout", "overlap", "kv-cache-tokens", "sse-ping-interval"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        char want[64];
+        snprintf(want, sizeof want, "--%s ", names[i]);
+        ck_assert_msg(strstr(buf_cstr(&b), want) != NULL, "%s", want);
+        snprintf(want, sizeof want, "| `--%s` |", names[i]);
+        ck_assert_msg(strstr(buf_cstr(&m), want) != NULL, "%s", want);
+    }
+    ck_assert_ptr_null(strstr(buf_cstr(&b), "--prompt "));
+    buf_done(&b);
+    buf_done(&m);
+    struct config c;
+    struct err e = {0};
+    ck_assert_int_eq(parse(&c, &e, CMD_SERVE, "--help", NULL, NULL), OK);
+    ck_assert(c.help);
+    config_done(&c);
+}
+END_TEST
+
+Suite *suite_config(void)
+{
+    Suite *s = suite_create("config");
+    TCase *t = tcase_create("config");
+    tcase_add_test(t, defaults);
+    tcase_add_test(t, spellings);
+    tcase_add_test(t, refusals);
+    tcase_add_test(t, file);
+    tcase_add_test(t, shipped);
+    tcase_add_test(t, help);
+    suite_add_tcase(s, t);
+    return s;
+}
