@@ -430,6 +430,7 @@ START_TEST(youngest_yields)
     finish_all(m);
     ck_assert_int_eq(m->got[1].stats.n_preempted, 0);
     ck_assert_int_gt(m->got[3].stats.n_preempted, 0);
+    ck_assert_int_ge(m->got[3].stats.n_preempted, m->got[2].stats.n_preempted);
     for (int i = 0; i < 3; i++) {
         ck_assert(m->got[i + 1].n_tok == 21 && m->got[i + 1].n_started == 1);
         ck_assert_mem_eq(m->got[i + 1].tok, want[i], sizeof(int32_t) * 21);

@@ -33,6 +33,7 @@ struct sim {
     /* the oldest request that may run, and since when it stands still */
     uint64_t old_age;
     int64_t old_sum, old_since;
+    int old_slot;
     int n_busy, n_ended[5];
 };
 
@@ -273,8 +274,13 @@ static void check_progress(struct sim *m)
             if (!l->v[i]->paused && (!old || l->v[i]->age < old->age))
                 old = l->v[i];
     }
-    if (!old)
+    if (!old) {
+        m->old_slot = 0;
         return;
+    }
+    /* nobody takes from the oldest */
+    ck_assert(old->age != m->old_age || !m->old_slot || old->slot == m->old_slot);
+    m->old_slot = old->slot;
     int64_t sum = old->n_tok + old->fill + old->slot * 4096;
     if (old->age != m->old_age || sum != m->old_sum) {
         m->old_age = old->age;
