@@ -19,6 +19,17 @@ enum {
     LIM_N = 128,           /* choices */
     LIM_PROMPTS = 1024,    /* prompts of one completions request */
     LIM_MESSAGES = 16384,
+
+    /* chat templates (server/chat); over a bound of a render is E_RANGE */
+    LIM_CHAT_SOURCE = 1 << 20,   /* bytes of a template */
+    LIM_CHAT_NAMES = 4096,       /* distinct variable names in it */
+    LIM_CHAT_NESTING = 200,      /* nested expressions and blocks, at parse time */
+    LIM_CHAT_DEPTH = 1500,       /* nested evaluations, at render time */
+    LIM_CHAT_STEPS = 30000000,   /* nodes evaluated plus bytes touched / 32 */
+    LIM_CHAT_OUTPUT = 16 << 20,  /* bytes of the prompt, and of any string on the way */
+    LIM_CHAT_ITEMS = 1 << 20,    /* items of a list or dict */
+    LIM_CHAT_RANGE = 100000,     /* items of range() */
+    LIM_CHAT_MEMORY = 256 << 20, /* bytes of one render */
 };
 
 #endif
