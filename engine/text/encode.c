@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/utf8.h"
 #include "engine/text/tok.h"
+#include "engine/text/unicode.h"
 
 struct enc {
     const struct tokenizer *t;
@@ -266,6 +267,9 @@ int tok_encode(const struct tokenizer *t, const char *s, size_t n, unsigned flag
                     .deny = untrusted,
                     .n_deny = untrusted ? n_untrusted : 0,
                     .e = e};
+    bool fresh = uc_has_new(s, n);
+    for (size_t i = 0; i < ARRAY_LEN(c.run); i++)
+        c.run[i].fresh = fresh;
     int ret = encode(&c, s, n);
     if (ret < 0)
         out->n = keep;

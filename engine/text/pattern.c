@@ -8,55 +8,66 @@
 
 #include <pcre2.h>
 #include <string.h>
-#include <utf8proc.h>
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "engine/base/utf8.h"
+#include "engine/text/unicode.h"
 
 enum { MATCH_LIMIT_MIN = 2000000, HEAP_LIMIT_KIB = 256 * 1024, JIT_STACK_MAX = 8 << 20 };
 
 enum pattern_kind { KIND_REGEX, KIND_LITERAL, KIND_NUMERIC };
 
-struct pattern {
-    enum pattern_kind kind;
+struct regex {
     pcre2_code *code;
     bool jit;
+};
+
+struct pattern {
+    enum pattern_kind kind;
+    struct regex plain, fresh; /* fresh: for texts with characters newer than PCRE2's tables */
     char *lit;
     size_t n;
 };
 
-int pattern_regex(struct pattern **out, const char *re, size_t n, unsigned flags, struct err *e)
+static int compile(struct regex *r, const char *re, size_t n, bool fresh, bool jit, struct err *e)
 {
     struct buf b;
     buf_init(&b, 0);
-    int ret;
-    pcre2_compile_context *cc = NULL;
-    TRY_OUT(pattern_translate(re, n, &b, e));
-    cc = pcre2_compile_context_create(NULL);
-    CHECK(cc);
-    pcre2_set_newline(cc, PCRE2_NEWLINE_LF);
-    int code;
+    int ret, code;
     PCRE2_SIZE off;
+    pcre2_compile_context *cc = pcre2_compile_context_create(NULL);
+    CHECK(cc);
+    TRY_OUT(pattern_translate(re, n, fresh, &b, e));
+    pcre2_set_newline(cc, PCRE2_NEWLINE_LF);
     /* In the dialect we read, ^ and $ always work per line. */
     uint32_t opt = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
-    pcre2_code *re2 = pcre2_compile((PCRE2_SPTR)buf_cstr(&b), b.len, opt, &code, &off, cc);
-    if (!re2) {
+    r->code = pcre2_compile((PCRE2_SPTR)buf_cstr(&b), b.len, opt, &code, &off, cc);
+    if (!r->code) {
         char why[160];
         pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-        ret = FAIL(e, E_UNSUPPORTED, "regular expression '%.*s': %s (at byte %zu of '%s')",
-                   (int)(n < 120 ? n : 120), re, why, (size_t)off, buf_cstr(&b));
+        ret = FAIL(e, E_UNSUPPORTED, "regular expression '%.*s': %s (at byte %zu of its rewriting)",
+                   (int)(n < 120 ? n : 120), re, why, (size_t)off);
         goto out;
     }
-    struct pattern *p = MEM_NEW(struct pattern);
-    p->kind = KIND_REGEX;
-    p->code = re2;
-    p->jit = !(flags & PAT_NO_JIT) && pcre2_jit_compile(re2, PCRE2_JIT_COMPLETE) == 0;
-    *out = p;
-    ret = OK;
+    r->jit = jit && pcre2_jit_compile(r->code, PCRE2_JIT_COMPLETE) == 0;
 out:
     pcre2_compile_context_free(cc);
     buf_done(&b);
+    return ret;
+}
+
+int pattern_regex(struct pattern **out, const char *re, size_t n, unsigned flags, struct err *e)
+{
+    struct pattern *p = MEM_NEW(struct pattern);
+    p->kind = KIND_REGEX;
+    int ret;
+    TRY_OUT(compile(&p->plain, re, n, false, !(flags & PAT_NO_JIT), e));
+    TRY_OUT(compile(&p->fresh, re, n, true, !(flags & PAT_NO_JIT), e));
+    *out = p;
+    return OK;
+out:
+    pattern_close(p);
     return ret;
 }
 
@@ -83,7 +94,8 @@ void pattern_close(struct pattern *p)
 {
     if (!p)
         return;
-    pcre2_code_free(p->code);
+    pcre2_code_free(p->plain.code);
+    pcre2_code_free(p->fresh.code);
     mem_free(p->lit);
     mem_free(p);
 }
@@ -116,8 +128,8 @@ void pat_iter_init(struct pat_iter *i, const struct pattern *p, struct pat_run *
  * for a separate one. */
 static int regex_exec(const struct pat_iter *i)
 {
-    const struct pattern *p = i->p;
     struct pat_run *r = i->run;
+    const struct regex *p = r->fresh ? &i->p->fresh : &i->p->plain;
     PCRE2_SPTR s = (PCRE2_SPTR)i->s;
     if (!p->jit)
         return pcre2_match(p->code, s, i->n, i->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, r->match,
@@ -166,8 +178,7 @@ static int numeric_next(const struct pat_iter *i, size_t *from, size_t *to)
         uint32_t cp = 0;
         int k = utf8_decode(i->s + at, i->n - at, &cp);
         CHECK(k > 0);
-        utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
-        if (c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO) {
+        if (uc_is_numeric(cp)) {
             *from = at;
             *to = at + (size_t)k;
             return 1;

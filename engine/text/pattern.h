@@ -22,11 +22,13 @@ int pattern_literal(struct pattern **out, const char *s, size_t n, struct err *e
 void pattern_numeric(struct pattern **out);
 void pattern_close(struct pattern *p);
 
-/* Only the rewriting; appends to out. */
-int pattern_translate(const char *re, size_t n, struct buf *out, struct err *e);
+/* Only the rewriting; appends to out. fresh: properties also name the characters that PCRE2 does
+ * not know yet (unicode.h). */
+int pattern_translate(const char *re, size_t n, bool fresh, struct buf *out, struct err *e);
 
 struct pat_run { /* zero-initialise; one thread */
     void *match, *ctx, *stack;
+    bool fresh; /* the text holds such characters: search with the slower form */
 };
 void pat_run_done(struct pat_run *r);
 

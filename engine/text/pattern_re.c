@@ -7,13 +7,14 @@
 
 #include "engine/base/utf8.h"
 #include "engine/text/pattern.h"
+#include "engine/text/unicode.h"
 
 #define SPACE "\\p{White_Space}" /* \s of PCRE2 also takes U+180E */
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
 
 struct tr {
     const char *s;
     size_t n, at;
+    bool fresh;
     struct buf *out;
     struct err *e;
 };
@@ -57,9 +58,50 @@ static bool in_list(const char *const *list, const char *name)
     return false;
 }
 
+/* The new characters of a category ("L", "Lu"), of Han, or all that count as alphabetic. */
+static int new_ranges(struct tr *t, const char *what)
+{
+    size_t n;
+    const struct uc_range *r = uc_new_ranges(&n);
+    bool han = !strcasecmp(what, "Han"), alpha = !strcasecmp(what, "Alphabetic");
+    if (strlen(what) > 2 && !han && !alpha)
+        return OK;
+    for (size_t i = 0; i < n; i++) {
+        bool in = han     ? r[i].han
+                  : alpha ? r[i].cat[0] == 'L' || !strcmp(r[i].cat, "Nl")
+                          : !strncasecmp(r[i].cat, what, strlen(what));
+        if (in)
+            TRY(buf_fmt(t->out, "\\x{%x}-\\x{%x}", (unsigned)r[i].from, (unsigned)r[i].to));
+    }
+    return OK;
+}
+
+/* A property as a class of its own or inside one. A negated property inside a class cannot take
+ * the new characters out again: they stay in, as unassigned ones would. */
+static int emit(struct tr *t, bool negate, bool in_class, const char *pre, const char *name)
+{
+    if (!t->fresh || (in_class && negate))
+        return buf_fmt(t->out, "\\%c{%s%s}", negate ? 'P' : 'p', pre, name);
+    if (!in_class)
+        TRY(buf_str(t->out, negate ? "[^" : "["));
+    TRY(buf_fmt(t->out, "\\p{%s%s}", pre, name));
+    TRY(new_ranges(t, name));
+    return in_class ? OK : buf_str(t->out, "]");
+}
+
+static int word(struct tr *t, bool negate, bool in_class)
+{
+    static const char *const parts[] = {"Alphabetic", "M", "Nd", "Pc"};
+    if (!in_class)
+        TRY(buf_str(t->out, negate ? "[^" : "["));
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        TRY(emit(t, false, true, "", parts[i]));
+    return in_class ? OK : buf_str(t->out, "]");
+}
+
 /* \p{…}: general categories mean the same; a script is spelled with sc: because the bare name also
  * takes script extensions in PCRE2. */
-static int property(struct tr *t, bool negate)
+static int property(struct tr *t, bool negate, bool in_class)
 {
     static const char *const cats[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me",
                                        "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi",
@@ -107,7 +149,7 @@ static int property(struct tr *t, bool negate)
     }
     if (!ok)
         return REFUSE(t, "property \\p{%s} is not supported", name);
-    return buf_fmt(t->out, "\\%c{%s%s}", negate ? 'P' : 'p', pre, as);
+    return emit(t, negate, in_class, pre, as);
 }
 
 /* \xHH, \x{H…}, \uHHHH */
@@ -142,17 +184,19 @@ static int escape(struct tr *t, bool in_class)
     case 'S':
         return put(t, "\\P{White_Space}", 2);
     case 'd':
-        return put(t, "\\p{Nd}", 2);
     case 'D':
-        return put(t, "\\P{Nd}", 2);
+        t->at += 2;
+        return emit(t, c == 'D', in_class, "", "Nd");
     case 'w':
-        return put(t, in_class ? WORD : "[" WORD "]", 2);
+        t->at += 2;
+        return word(t, false, in_class);
     case 'h':
         return put(t, in_class ? "0-9a-fA-F" : "[0-9a-fA-F]", 2);
     case 'W':
         if (in_class)
             return REFUSE(t, "\\W in a class is not supported");
-        return put(t, "[^" WORD "]", 2);
+        t->at += 2;
+        return word(t, true, false);
     case 'v':
         return put(t, "\\x0b", 2);
     case 'r':
@@ -166,7 +210,7 @@ static int escape(struct tr *t, bool in_class)
         return OK;
     case 'p':
     case 'P':
-        return property(t, c == 'P');
+        return property(t, c == 'P', in_class);
     case 'x':
     case 'u':
         return hex_escape(t);
@@ -248,9 +292,9 @@ static int interval(struct tr *t)
     return buf_char(t->out, '}');
 }
 
-int pattern_translate(const char *re, size_t n, struct buf *out, struct err *e)
+int pattern_translate(const char *re, size_t n, bool fresh, struct buf *out, struct err *e)
 {
-    struct tr t = {.s = re, .n = n, .out = out, .e = e};
+    struct tr t = {.s = re, .n = n, .fresh = fresh, .out = out, .e = e};
     /* Trailing space: a failed try from the first space of a run fails from every later one too,
      * and saying so keeps a long run inside a line from costing its square. */
     if (n == 4 && !memcmp(re, "\\s+$", 4))

@@ -12,6 +12,8 @@ the demo model's tokenizer changes, from the root of the repository:
                      post-processor on); then the same with special tokens taken as text
   NAME.text.xz       per string, decode(ids) of the first kind: byte 0 when it is the string
                      itself, else byte 1, varint length, bytes
+  variants.json      list of {base, patch}: changes to a tokenizer that try every kind of step
+  variants.ids.xz    per variant and every 8th string: varint count, varint ids
   NAME.rand.xz       count, then per sequence of random ids: varint count, ids, and twice varint
                      length, bytes: decoded with special tokens and without
 """
@@ -20,8 +22,8 @@ import json
 import lzma
 import os
 import random
-import subprocess
 import sys
+import unicodedata
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -126,7 +128,6 @@ def corpus():
         out.append("".join(r.choice([r.choice("aeiouAEIOUcnsyzäéñkΩ가ㄱ각はかハक"), r.choice(MARKS), r.choice(MARKS),
                                      r.choice("각ᄀ가ᅡᆨ"), r.choice(EMOJI), chr(r.randrange(0x300, 0x370)),
                                      r.choice("ÅΩK;·´ﬁ豈著﨑")]) for _ in range(r.randrange(2, 12))))
-    import unicodedata
     for p in PROSE:
         for form in ("NFC", "NFD", "NFKC", "NFKD"):
             q = unicodedata.normalize(form, p)
@@ -142,6 +143,19 @@ def corpus():
                            for _ in range(r.randrange(1, 14))))
     for _ in range(420):  # any code points
         out.append("".join(random_char(r) for _ in range(r.randrange(1, 22))))
+    for _ in range(60):  # long words: merging by heap
+        out.append("".join(r.choice(r.choice([WORDS, WORDS, ["x", "é", "Q", "漢"]])) for _ in range(r.randrange(12, 90))))
+    apart = "".join(unicodedata.normalize("NFD", chr(c)) + r.choice(["", "", "", "a", "\u0323", "\u0301"])
+                    for c in list(range(0xc0, 0x3000)) + list(range(0xac00, 0xd7a4, 97)) + list(range(0xf900, 0xfb50))
+                    + list(range(0x11000, 0x11900)) if unicodedata.normalize("NFD", chr(c)) != chr(c))
+    out += [apart[i:i + 80] for i in range(0, len(apart), 80)]
+    for _ in range(80):  # characters of Unicode 15 and 16 among others
+        out.append("".join(r.choice([chr(r.choice([0x1fae8, 0x1fa75, 0x1fa77, 0x1f6dc, 0x1fac3 + 11, 0x897, 0xcf3, 0x1c89,
+                                                   0x1c8a, 0xa7cb, 0x10d40 + r.randrange(10), 0x2ffc, 0x31ef, 0x2427,
+                                                   0x31350 + r.randrange(4000), 0x2ebf0 + r.randrange(600), 0x1e4d0,
+                                                   0x1e4ec, 0x11f02, 0x11f50, 0x1b4e])),
+                                     r.choice(WORDS), r.choice(SPACES), r.choice(EMOJI), r.choice("a1.漢é")])
+                           for _ in range(r.randrange(2, 9))))
     for _ in range(60):  # cased letters of many scripts: case folding and titlecase
         out.append("".join(chr(r.choice([r.randrange(0x41, 0x5b), r.randrange(0xc0, 0x250), r.randrange(0x370, 0x530),
                                          r.randrange(0x10a0, 0x1100), r.randrange(0x1e00, 0x2000)]))
@@ -277,6 +291,90 @@ def train_small():
         print(path, os.path.getsize(path), t.get_vocab_size())
 
 
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN35 = LLAMA3.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+
+
+def variants():
+    def split(pattern, how="Isolated", invert=False, kind="Regex"):
+        return {"type": "Split", "pattern": {kind: pattern}, "behavior": how, "invert": invert}
+
+    def seq(*v):
+        return {"type": "Sequence", "pretokenizers": list(v)}
+
+    def norm(*v):
+        return {"type": "Sequence", "normalizers": list(v)}
+
+    def replace(pattern, content, kind="Regex"):
+        return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+    def byte_level(space=False, regex=False):
+        return {"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": False, "use_regex": regex}
+
+    def meta(scheme, cut):
+        return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": cut}
+
+    how = ["Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
+    out = []
+    for h in how:
+        for invert in (False, True):
+            out.append(("sp_plain", {"pre_tokenizer": split(r"[aeiou ▁]|\p{N}+|,", h, invert)}))
+        out.append(("sp_plain", {"pre_tokenizer": split("e", h, False, "String")}))
+        out.append(("sp_plain", {"pre_tokenizer": split("x*", h)}))
+    for each in (False, True):
+        out.append(("sp_plain", {"pre_tokenizer": {"type": "Digits", "individual_digits": each}}))
+    for scheme in ("always", "first", "never"):
+        for cut in (False, True):
+            out.append(("sp_plain", {"normalizer": None, "pre_tokenizer": meta(scheme, cut)}))
+    out.append(("sp_plain", {"normalizer": None, "pre_tokenizer": seq(
+        split(r"\s+", "Removed"), {"type": "Digits", "individual_digits": True}, meta("always", True))}))
+    out.append(("sp_plain", {"normalizer": replace(r"\s+", "▁")}))
+    out.append(("sp_plain", {"normalizer": replace(r"a*", "-")}))
+    out.append(("sp_plain", {"normalizer": norm({"type": "NFC"}, {"type": "Prepend", "prepend": "x"},
+                                                replace("e", "", "String"), replace(" ", "▁", "String"))}))
+    for fuse in (False, True):
+        out.append(("sp_plain", {"model": {"byte_fallback": False, "fuse_unk": fuse}}))
+    out.append(("sp_plain", {"model": {"byte_fallback": False, "unk_token": None}}))
+    out.append(("sp_plain", {"model": {"ignore_merges": True}}))
+    for space in (False, True):
+        for regex in (False, True):
+            out.append(("demo", {"pre_tokenizer": byte_level(space, regex)}))
+    out.append(("demo", {"pre_tokenizer": seq({"type": "Digits", "individual_digits": True}, byte_level(False, True))}))
+    out.append(("demo", {"model": {"ignore_merges": True}}))
+    out.append(("demo", {"normalizer": {"type": "NFC"}, "pre_tokenizer": seq(split(LLAMA3), byte_level())}))
+    deepseek2 = [split(p) for p in (r"[\r\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-Ֆ]+",
+                                    r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+")]
+    out.append(("demo", {"pre_tokenizer": seq(*deepseek2, {"type": "Digits", "individual_digits": True}, byte_level())}))
+    for p in (QWEN35, r"\w+|\W", r"\d\d|\h+|[\h\d]+|[^\w\s]", r"(?i)[a-z]+|the", r"[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}",
+              r"(?<=a)[^ ]+|(?<!b)c", r"\A.|.$|^x", r"(a|b|)c{,2}|e{2,}|\{|o{1,2}?|[]x-]", r"\x61|\u0062+|\x{e9}|\v|\e",
+              r"\p{Han}+|\p{^L}|\P{Lu}\p{Lu}", r"\p{Greek}+|\p{Cyrillic}+|\p{Hangul}+|\p{Latin}", r"\S+\s?|[\S\n]",
+              r"(?>\s+)x|\s+", r"[\d\w]+|[^\d ]", r"(?i:ß|ſ|K|ǆ|ÿ|σ)+", r"\p{Alphabetic}+", r"\p{White_Space}+"):
+        for h in ("Isolated", "MergedWithNext"):
+            out.append(("demo", {"pre_tokenizer": seq(split(p, h), byte_level())}))
+    return out
+
+
+def write_variants(strings):
+    docs = {"sp_plain": os.path.join(OUT, "sp_plain.json"), "demo": "configs/models/demo/tokenizer.json"}
+    docs = {k: json.load(open(p)) for k, p in docs.items()}
+    blob, kept = bytearray(), []
+    for base, patch in variants():
+        d = json.loads(json.dumps(docs[base]))
+        d["model"].update(patch.get("model", {}))
+        d.update({k: v for k, v in patch.items() if k != "model"})
+        try:
+            tok = Tokenizer.from_str(json.dumps(d))
+        except Exception as e:
+            sys.exit(f"the reference refuses {json.dumps(patch)}: {e}")
+        for s in strings[::8]:
+            v = tok.encode(s, add_special_tokens=False).ids
+            blob += varint(len(v)) + b"".join(varint(i) for i in v)
+        kept.append({"base": base, "patch": patch})
+    with open(os.path.join(OUT, "variants.json"), "w") as f:
+        f.write("[\n" + ",\n".join(json.dumps(k, ensure_ascii=False) for k in kept) + "\n]\n")
+    write("variants.ids.xz", bytes(blob))
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--train", action="store_true")
@@ -296,6 +394,7 @@ def main():
     demo = "configs/models/demo/tokenizer.json"
     if os.path.exists(demo):
         expected(Tokenizer.from_file(demo), strings, "demo")
+        write_variants(strings)
     else:
         print("no demo tokenizer yet", file=sys.stderr)
 
