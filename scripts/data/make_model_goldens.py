@@ -12,7 +12,8 @@ NAME.bin, little endian: for every prompt and position: 4 x u16 ids of the large
 log-probabilities, 8 x f32 log-probabilities of the columns (31 * position + 17 * j) % vocabulary.
 
 usage: make_model_goldens.py [NAME ...]      needs torch, transformers, safetensors, numpy
-Variants "demo" and "demo-qwen3" take the trained models of configs/models.
+Variants "demo" and "demo-qwen3" take the trained models of configs/models, with this file as text:
+make them again when the models change.
 """
 import json
 import math
@@ -24,6 +25,7 @@ import tempfile
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -367,9 +369,11 @@ def main():
         with open(os.path.join(src, "config.json")) as f:
             config = json.load(f)
         weights = {k: v.float() for k, v in load_file(os.path.join(src, "model.safetensors")).items()}
-        longest = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        longest = longest.get("original_max_position_embeddings", 300) + 76
-        doc = dict(dir="configs/models/" + name, prompts=prompts_of(config["vocab_size"], (12, 70, longest)))
+        longest = (config.get("rope_scaling") or {}).get("original_max_position_embeddings", 300) + 76
+        with open(os.path.abspath(__file__), encoding="utf-8") as f:
+            ids = Tokenizer.from_file(os.path.join(src, "tokenizer.json")).encode(f.read()).ids
+        prompts = [ids[50:62], ids[200:270], ids[:longest]]
+        doc = dict(dir="configs/models/" + name, prompts=prompts)
         write(name, doc, load_reference(config, weights))
 
 
