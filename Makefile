@@ -61,6 +61,8 @@ test: $(B)/specd_test $(B)/specd $(B)/link ## C tests, no network (T=suite or T=
 	$(RUN_ENV) CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SAN_$(MODE)),5,1) timeout 900 $(B)/specd_test
 asan tsan: ## the same tests under address+undefined or thread sanitizer
 	$(MAKE) MODE=$@ test T=$(T)
+test-real: ## a real public model against transformers (downloads)
+	sh scripts/test_real.sh
 bench: $(patsubst test/bench/%.c,$(B)/bench_%,$(BENCH)) $(B)/specd ## build the benchmarks (test/bench/README.md)
 fuzz: ## fuzz one parser: make fuzz F=json [FUZZ_SECONDS=60]
 	@test -n "$(F)" || { echo "usage: make fuzz F=NAME, one of: $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))"; exit 2; }
@@ -79,7 +81,7 @@ install: all ## install into $(DESTDIR)$(PREFIX)
 clean: ## remove build output
 	rm -rf $(BUILD)
 help: ## this list
-	@sed -nE 's/^([a-z][a-z ]*):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
+	@sed -nE 's/^([a-z][a-z -]*):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 FORCE:
-.PHONY: all test asan tsan bench fuzz check format install clean help FORCE
+.PHONY: all test test-real asan tsan bench fuzz check format install clean help FORCE
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
