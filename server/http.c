@@ -598,6 +598,15 @@ static void on_log(void *cls, const char *fmt, va_list ap)
     LOG(LOG_DEBUG, "mhd", "%s", text);
 }
 
+/* Data and the end in one go: the library reads the data and misses the end. Our own shutdown makes
+ * a new event of it. */
+static void check_end(struct hreq *r)
+{
+    char b;
+    if (recv(r->fd, &b, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+        shutdown(r->fd, SHUT_RDWR);
+}
+
 void http_tick(struct http *h, int64_t now)
 {
     int64_t head_us = h->srv->conf->header_timeout * 1000000;
@@ -613,6 +622,8 @@ void http_tick(struct http *h, int64_t now)
                      "No part of the request body came for %lld seconds",
                      (long long)h->srv->conf->body_timeout);
             raw_reject(r, SHUT_RDWR);
+        } else if (r->state == HR_BODY && r->conn && now - r->progress_us > 500000) {
+            check_end(r);
         } else if (r->on_tick) {
             r->on_tick(r, now);
         }
@@ -676,7 +687,7 @@ int http_open(struct http **out, struct server *srv, struct err *e)
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)c->keep_alive, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)POOL_BYTES, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
         MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_uri, NULL,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        MHD_OPTION_END);
     if (!h->mhd) {
         close(h->listen_fd);
         mem_free(h);
@@ -701,6 +712,14 @@ int http_port(const struct http *h)
 size_t http_n_requests(const struct http *h)
 {
     return h->n_requests;
+}
+
+size_t http_n_busy(const struct http *h)
+{
+    size_t n = 0;
+    for (const struct hreq *r = h->first; r; r = r->next)
+        n += r->state != HR_BODY;
+    return n;
 }
 
 void http_each(struct http *h, void (*fn)(struct hreq *r))

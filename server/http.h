@@ -77,6 +77,7 @@ void http_close(struct http *h);
 void http_free(struct http *h);
 void http_tick(struct http *h, int64_t now);
 size_t http_n_requests(const struct http *h);
+size_t http_n_busy(const struct http *h); /* those whose body is in */
 void http_each(struct http *h, void (*fn)(struct hreq *r));
 void http_drive(struct http *h);
 

@@ -175,8 +175,15 @@ void lp_push(struct lp_acc *a, const struct render *r, const struct gen_tok *t,
         return;
     size_t n;
     const char *s = r->token_bytes(r->engine, t->id, &n);
-    for (size_t i = 0; i < n; i++)
-        a->n_chars += (s[i] & 0xc0) != 0x80; /* a character counts where it begins */
+    for (size_t i = 0; i < n; i++) { /* a character counts where it begins */
+        unsigned char c = (unsigned char)s[i];
+        bool inside = (c & 0xc0) == 0x80 && a->n_tail > 0;
+        a->n_chars += !inside; /* a stray byte becomes a U+FFFD of its own */
+        if (inside)
+            a->n_tail--;
+        else
+            a->n_tail = c >= 0xf0 ? 3 : c >= 0xe0 ? 2 : c >= 0xc0 ? 1 : 0;
+    }
 }
 
 void lp_put(struct buf *out, struct lp_acc *a, bool chat)

@@ -28,6 +28,7 @@ void render_done(struct render *r);
 struct lp_acc {
     struct buf token, value, top, offset; /* chat uses `token` only: one object a token */
     int64_t n_chars;                      /* code points so far: the next text_offset */
+    int n_tail;                           /* bytes that the last of them still lacks */
 };
 void lp_done(struct lp_acc *a);
 /* `hidden`: the token gives no text (it does not move text_offset). */

@@ -235,7 +235,7 @@ static void stop_if_idle(struct server *s)
     if (s->state < SRV_DRAINING)
         return;
     int64_t now = clock_us();
-    bool idle = !gens_live(s->gens) && !s->n_work && !http_n_requests(s->http);
+    bool idle = !gens_live(s->gens) && !s->n_work && !http_n_busy(s->http);
     if (s->state == SRV_DRAINING && !idle && now >= s->deadline_us)
         cut_off(s, "the drain timeout is over");
     if (idle || (s->state == SRV_STOPPING && now >= s->deadline_us))

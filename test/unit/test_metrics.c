@@ -83,9 +83,9 @@ START_TEST(page)
 }
 END_TEST
 
-static double value_of(const char *page, const char *series)
+static double value_of(const char *text, const char *series)
 {
-    const char *p = strstr(page, series);
+    const char *p = strstr(text, series);
     ck_assert_msg(p != NULL, "no %s", series);
     return strtod(p + strlen(series), NULL);
 }
