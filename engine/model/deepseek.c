@@ -289,8 +289,10 @@ static int ds_open(void **priv, const json_t *config, struct tensors *t, struct 
     int ret = parse(m, &c, info->arch, &tied, t, e);
     int want_mtp = m->n_mtp;
     m->n_mtp = 0;
-    if (ret < 0)
+    if (ret < 0) {
+        err_prefix(e, "config.json");
         goto out;
+    }
     m->layer = MEM_ARRAY(struct ds_layer, m->n_layer);
     TRY_OUT(tensors_take(t, "model.embed_tokens.weight", m->vocab, m->hidden, 0, &m->embed, e));
     TRY_OUT(tensors_take(t, "model.norm.weight", 1, m->hidden, TAKE_VECTOR, &m->norm, e));
@@ -316,6 +318,7 @@ static int ds_open(void **priv, const json_t *config, struct tensors *t, struct 
                                        .dt = DT_F32};
     *priv = m;
     m = NULL;
+    ret = OK;
 out:
     ds_close(m);
     return ret;

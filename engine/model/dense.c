@@ -263,8 +263,11 @@ static int dense_open(void **priv, const json_t *config, struct tensors *t, stru
     struct dense *m = MEM_NEW(struct dense);
     struct cfg c = {.o = config};
     bool tied;
-    int ret;
-    TRY_OUT(parse(m, &c, k, &tied, t, e));
+    int ret = parse(m, &c, k, &tied, t, e);
+    if (ret < 0) {
+        err_prefix(e, "config.json");
+        goto out;
+    }
     TRY_OUT(tensors_take(t, "model.embed_tokens.weight", m->vocab, m->hidden, 0, &m->embed, e));
     TRY_OUT(tensors_take(t, "model.norm.weight", 1, m->hidden, TAKE_VECTOR, &m->norm, e));
     TRY_OUT(head_take(t, tied, m->vocab, m->hidden, &m->embed, &m->head, e));
@@ -280,6 +283,7 @@ static int dense_open(void **priv, const json_t *config, struct tensors *t, stru
     memcpy(info->group, m->group, sizeof m->group);
     *priv = m;
     m = NULL;
+    ret = OK;
 out:
     dense_close(m);
     return ret;

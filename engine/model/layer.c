@@ -77,14 +77,17 @@ int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, i
     char name[NAME_MAX_LEN];
     int len = snprintf(name, sizeof name, "%s%s", prefix, suffix);
     CHECK(len > 0 && len < (int)sizeof name);
-    return tensors_take(t, name, n, k, flags, w, e);
+    int r = tensors_take(t, name, n, k, flags, w, e);
+    return r < 0 ? r : OK;
 }
 
 int head_take(struct tensors *t, bool tied, int vocab, int hidden, const struct weight *embed,
               struct weight *head, struct err *e)
 {
-    if (!tied)
-        return tensors_take(t, "lm_head.weight", vocab, hidden, 0, head, e);
+    if (!tied) {
+        TRY(tensors_take(t, "lm_head.weight", vocab, hidden, 0, head, e));
+        return OK;
+    }
     /* A tied checkpoint may still carry the copy; a different one would be a guess. */
     *head = *embed;
     const struct tensor *x = tensors_find(t, "lm_head.weight");
@@ -153,7 +156,7 @@ int moe_take(struct tensors *t, const char *prefix, int hidden, const struct moe
     }
     int r = take_fused(t, prefix, hidden, c, out, e);
     if (r != 0)
-        return r;
+        return r < 0 ? r : OK;
     for (int i = 0; i < c->experts; i++) {
         struct mlp one;
         snprintf(at, sizeof at, "%sexperts.%d.", prefix, i);

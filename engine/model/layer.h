@@ -24,7 +24,8 @@ int placed_floats(struct placed *pl, float **out, int64_t n, struct err *e);
 int placed_copy(struct placed *pl, const void **out, const void *src, size_t bytes, struct err *e);
 void placed_free(struct placed *pl);
 
-/* Takes the tensor PREFIX + SUFFIX; see tensors_take. */
+/* Takes the tensor PREFIX + SUFFIX; see tensors_take, but OK whether an optional one is there or
+ * not: w->p says. */
 int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, int64_t k,
          unsigned flags, struct weight *w, struct err *e);
 

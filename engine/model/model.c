@@ -54,49 +54,42 @@ static int find_family(const struct family **out, const char **arch, const json_
     return FAIL(e, E_UNSUPPORTED, "'architectures': %s is not supported", name ? name : type);
 }
 
-static int open_family(struct model *m, const json_t *top, const char *dir, struct err *e)
+/* The configuration object that describes the text model, and its family. */
+static int read_config(struct model *m, const json_t *top, const json_t **conf, struct err *e)
 {
     json_t *text = NULL;
     const char *arch = NULL;
     if (!json_is_object(top))
         return FAIL(e, E_FORMAT, "the top level must be an object, not %s", js_type_name(top));
     TRY(js_get_obj(top, "text_config", &text, e));
-    const json_t *c = text ? text : top;
-    TRY(find_family(&m->f, &arch, c, text != NULL, e));
+    *conf = text ? text : top;
+    TRY(find_family(&m->f, &arch, *conf, text != NULL, e));
     m->arch = mem_strdup(arch);
     m->info.arch = m->arch;
     m->info.family = m->f->name;
-    struct err te = {0};
-    if (tensors_open(&m->t, dir, text != NULL, &te) < 0) {
-        if (e)
-            *e = te;
-        return 1; /* already names its file */
-    }
-    return m->f->open(&m->priv, c, m->t, &m->info, e);
+    return OK;
 }
 
 static int read_all(struct model *m, const char *dir, struct err *e)
 {
     json_t *top = NULL, *gen = NULL;
+    const json_t *conf = NULL;
     char *path = path_join(dir, "config.json"), *gpath = path_join(dir, "generation_config.json");
     int ret;
     TRY_OUT(js_load(&top, path, e));
-    ret = open_family(m, top, dir, e);
-    if (ret > 0) {
-        ret = e ? e->code : E_FORMAT;
-        goto out;
-    }
+    ret = read_config(m, top, &conf, e);
     if (ret < 0) {
         err_prefix(e, "config.json");
         goto out;
     }
+    TRY_OUT(tensors_open(&m->t, dir, conf != top, e));
+    TRY_OUT(m->f->open(&m->priv, conf, m->t, &m->info, e));
     TRY_OUT(tensors_all_taken(m->t, e));
     m->info.n_param = tensors_params(m->t);
     m->info.weight_bytes = tensors_bytes(m->t);
     if (file_exists(gpath))
         TRY_OUT(js_load(&gen, gpath, e));
-    json_t *text = js_get(top, "text_config");
-    ret = cfg_generation(text ? text : top, gen, &m->info, e);
+    ret = cfg_generation(conf, gen, &m->info, e);
 out:
     json_decref(top);
     json_decref(gen);
