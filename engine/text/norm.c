@@ -115,8 +115,10 @@ static void nfc(const char *s, size_t n, struct buf *out)
     mem_free(d.v);
 }
 
-static int replace(const struct norm_step *st, const char *s, size_t n, struct pat_run *run,
-                   struct buf *out, struct err *e)
+/* limit: bytes of the result at most; a chain of replacements could otherwise grow a text without
+ * bound. */
+static int replace(const struct norm_step *st, const char *s, size_t n, size_t limit,
+                   struct pat_run *run, struct buf *out, struct err *e)
 {
     struct pat_iter it;
     pat_iter_init(&it, st->pat, run, s, n);
@@ -127,8 +129,8 @@ static int replace(const struct norm_step *st, const char *s, size_t n, struct p
         buf_push(out, s + done, from - done);
         buf_push(out, st->text.p, st->text.n);
         done = to;
-        if (out->len > TOK_TEXT_MAX)
-            return FAIL(e, E_RANGE, "the normalized text is too long");
+        if (out->len > limit)
+            return FAIL(e, E_RANGE, "the normalizer makes a text of %zu bytes too long", n);
     }
     buf_push(out, s + done, n - done);
     return OK;
@@ -140,6 +142,7 @@ int norm_run(const struct norm_step *v, size_t n_step, bool prepend, const char 
     struct buf tmp;
     buf_init(&tmp, 0);
     int ret = OK;
+    size_t limit = 32 * n + 4096;
     buf_reset(out);
     buf_push(out, s, n);
     for (size_t i = 0; i < n_step; i++) {
@@ -155,7 +158,7 @@ int norm_run(const struct norm_step *v, size_t n_step, bool prepend, const char 
             buf_push(&tmp, st->text.p, st->text.n);
             buf_push(&tmp, out->p, out->len);
         } else {
-            TRY_OUT(replace(st, buf_cstr(out), out->len, run, &tmp, e));
+            TRY_OUT(replace(st, buf_cstr(out), out->len, limit, run, &tmp, e));
         }
         struct buf x = *out;
         *out = tmp;

@@ -51,6 +51,9 @@ static int max_id(const json_t *vocab, const json_t *added, int64_t *max, struct
             return err_prefix(e, "added_tokens[%zu]", i);
         *max = a.id > *max ? a.id : *max;
     }
+    size_t tokens = json_object_size(vocab) + json_array_size(added);
+    if (*max > (int64_t)(2 * tokens) + 100000)
+        return FAIL(e, E_FORMAT, "%zu tokens have ids up to %lld", tokens, (long long)*max);
     return OK;
 }
 
