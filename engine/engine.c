@@ -44,6 +44,7 @@ struct engine {
 
     pthread_mutex_t lock; /* guards what follows */
     struct gen_evt *first, *last;
+    int active; /* from submit until the final event is in the list */
     struct sched_stats stats;
 };
 
@@ -52,8 +53,8 @@ struct engine {
 static void on_events(void *ud, struct gen_evt *first, struct gen_evt *last, int n_done)
 {
     struct engine *g = ud;
-    (void)n_done;
     mutex_lock(&g->lock);
+    g->active -= n_done; /* with the list: who polled the final event does not count it any more */
     bool was_empty = !g->first;
     if (was_empty)
         g->first = first;
@@ -315,11 +316,22 @@ void engine_default_params(const struct engine *g, struct gen_params *p)
     *p = g->info.defaults;
 }
 
+static void add_active(struct engine *g, int n)
+{
+    mutex_lock(&g->lock);
+    g->active += n;
+    mutex_unlock(&g->lock);
+}
+
 int engine_submit(struct engine *g, struct gen_req **r, size_t n, struct err *e)
 {
     if (__atomic_load_n(&g->draining, __ATOMIC_RELAXED))
         return FAIL(e, E_CANCELED, "the server is shutting down");
-    return sched_submit(g->sched, r, n, e);
+    add_active(g, (int)n); /* before: the final event may be out when sched_submit returns */
+    int ret = sched_submit(g->sched, r, n, e);
+    if (ret < 0)
+        add_active(g, -(int)n);
+    return ret;
 }
 
 void engine_cancel(struct engine *g, uint64_t id)
@@ -353,7 +365,11 @@ void engine_drain(struct engine *g)
 
 int engine_active(const struct engine *g)
 {
-    return sched_live(g->sched);
+    struct engine *m = (struct engine *)g; /* the lock is not part of what a caller sees */
+    mutex_lock(&m->lock);
+    int n = m->active;
+    mutex_unlock(&m->lock);
+    return n;
 }
 
 bool engine_healthy(const struct engine *g, int64_t stall_us)
@@ -368,14 +384,14 @@ const struct engine_info *engine_info(const struct engine *g)
 
 void engine_usage(const struct engine *g, struct engine_usage *out)
 {
-    struct engine *m = (struct engine *)g; /* the lock is not part of what a caller sees */
+    struct engine *m = (struct engine *)g;
     mutex_lock(&m->lock);
     *out = (struct engine_usage){.slots = g->stats.slots_used,
                                  .pages = g->stats.pages_used,
+                                 .active = g->active,
                                  .n_step = g->stats.n_step,
                                  .n_preempted = g->stats.n_preempted};
     mutex_unlock(&m->lock);
-    out->active = engine_active(g);
 }
 
 /* ---- text ---- */

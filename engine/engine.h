@@ -60,7 +60,7 @@ struct gen_evt *engine_poll(struct engine *g);
 /* No new submissions; returns at once. Idle when engine_active() is 0. */
 void engine_drain(struct engine *g);
 void engine_cancel_all(struct engine *g);
-int engine_active(const struct engine *g); /* requests between submit and their final event */
+int engine_active(const struct engine *g); /* from submit until the final event can be polled */
 /* False: work is pending and no step has finished for stall_us. */
 bool engine_healthy(const struct engine *g, int64_t stall_us);
 

@@ -278,9 +278,8 @@ static void send_events(struct sched *s)
     int done = s->evt_done;
     s->evt_first = s->evt_last = NULL;
     s->evt_done = 0;
+    __atomic_sub_fetch(&s->live, done, __ATOMIC_RELEASE); /* who has its final event may submit */
     s->c.events(s->c.ud, first, last, done);
-    /* After the events are out: who sees no live request finds every final event. */
-    __atomic_sub_fetch(&s->live, done, __ATOMIC_RELEASE);
 }
 
 /* Silence is counted from the last result, or from when there was something to wait for. */

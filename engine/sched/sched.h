@@ -96,7 +96,7 @@ void sched_step_done(void *s, struct step *st);
  * flight. False: there was nothing to do. Owner only. */
 bool sched_turn(struct sched *s);
 
-int sched_live(const struct sched *s); /* from submit to the final event; any thread */
+int sched_live(const struct sched *s); /* from submit to just before the final event; any thread */
 int sched_len_max(const struct sched *s);
 bool sched_failed(const struct sched *s); /* the device failed; any thread */
 /* Microseconds since a step finished, or work began to be pending; 0 when none is. Any thread. */

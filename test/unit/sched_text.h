@@ -17,19 +17,24 @@ static inline void sched_text_token(int id, char out[SCHED_TEXT_LEN + 1])
     out[SCHED_TEXT_LEN] = 0;
 }
 
+static inline void sched_text_json(struct buf *b)
+{
+    buf_str(b, "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+               "\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
+               "\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
+    for (int id = 0; id < 256; id++) {
+        char s[SCHED_TEXT_LEN + 1];
+        sched_text_token(id, s);
+        buf_fmt(b, "%s\"%s\":%d", id ? "," : "", s, id);
+    }
+    buf_str(b, "}}}");
+}
+
 static inline struct tokenizer *sched_text_open(void)
 {
     struct buf b;
     buf_init(&b, 0);
-    buf_str(&b, "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
-                "\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
-                "\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
-    for (int id = 0; id < 256; id++) {
-        char s[SCHED_TEXT_LEN + 1];
-        sched_text_token(id, s);
-        buf_fmt(&b, "%s\"%s\":%d", id ? "," : "", s, id);
-    }
-    buf_str(&b, "}}}");
+    sched_text_json(&b);
     struct tokenizer *t = NULL;
     struct err e = {0};
     ck_assert_msg(tok_parse(&t, b.p, b.len, NULL, 0, &e) == OK, "%s", e.text);
