@@ -373,7 +373,9 @@ def main():
         with open(os.path.abspath(__file__), encoding="utf-8") as f:
             ids = Tokenizer.from_file(os.path.join(src, "tokenizer.json")).encode(f.read()).ids
         prompts = [ids[50:62], ids[200:270], ids[:longest]]
-        doc = dict(dir="configs/models/" + name, prompts=prompts)
+        raw = np.fromfile(os.path.join(src, "model.safetensors"), np.uint8)
+        words = np.pad(raw, (0, -len(raw) % 8)).view("<u8")
+        doc = dict(dir="configs/models/" + name, words=f"{int(words.sum(dtype=np.uint64)):016x}", prompts=prompts)
         write(name, doc, load_reference(config, weights))
 
 

@@ -93,6 +93,26 @@ static uint16_t to_f16(float f)
     return (uint16_t)(sign | q);
 }
 
+/* Golden values of a trained model belong to one set of weights: the sum of its file's words. */
+static void check_weights(const struct gen *g, const char *name)
+{
+    struct file_map m;
+    struct err e = {0};
+    uint64_t sum = 0;
+    char hex[20], *path = path_join(g->dir, "model.safetensors");
+    ck_assert_msg(file_map_open(&m, path, &e) == OK, "%s", e.text);
+    for (size_t i = 0; i < m.len; i += 8) {
+        uint64_t w = 0;
+        memcpy(&w, m.p + i, m.len - i < 8 ? m.len - i : 8);
+        sum += w;
+    }
+    snprintf(hex, sizeof hex, "%016llx", (unsigned long long)sum);
+    ck_assert_msg(!strcmp(hex, json_string_value(json_object_get(g->doc, "words"))),
+                  "%s changed: run scripts/data/make_model_goldens.py %s", path, name);
+    file_map_close(&m);
+    mem_free(path);
+}
+
 void gen_open(struct gen *g, const char *name)
 {
     struct err e = {0};
@@ -105,8 +125,10 @@ void gen_open(struct gen *g, const char *name)
     g->prompts = json_object_get(g->doc, "prompts");
     ck_assert(json_array_size(g->prompts) >= 3);
     const char *dir = json_string_value(json_object_get(g->doc, "dir"));
-    if (dir)
+    if (dir) {
         snprintf(g->dir, sizeof g->dir, "%s", dir);
+        check_weights(g, name);
+    }
 }
 
 void gen_close(struct gen *g)

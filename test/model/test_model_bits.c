@@ -15,11 +15,11 @@
 
 enum { LEN = 90, OTHERS = 3, N_SLOT = 2 + OTHERS };
 
-/* One of each family and kind of attention, routing, weight type and window. */
-static const char *const variants[] = {"llama3",      "llama-linear", "llama-tied", "qwen2-window",
-                                       "qwen3",       "qwen3-window", "qwen3-fp8",  "qwen3-moe",
-                                       "ds-v2-lite",  "ds-v2",        "ds-v3-fp8",  "ds-v3-half",
-                                       "ds-v3-llama3"};
+/* One of each family and kind of attention, routing, weight type and window; the trained models. */
+static const char *const variants[] = {"llama3",       "llama-linear", "llama-tied", "qwen2-window",
+                                       "qwen3",        "qwen3-window", "qwen3-fp8",  "qwen3-moe",
+                                       "ds-v2-lite",   "ds-v2",        "ds-v3-fp8",  "ds-v3-half",
+                                       "ds-v3-llama3", "demo",         "demo-qwen3"};
 
 struct fix {
     struct gen g;
