@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "engine/base/err.h"
+#include "kernels/dtype.h"
 
 struct dev;
 struct dev_graph;
@@ -39,7 +40,8 @@ struct dev_counts {
 };
 
 struct dev_ops {
-    const char *name; /* "cpu", "cuda" */
+    const char *name;    /* "cpu", "cuda" */
+    enum dtype kv_dtype; /* what KV pools hold */
     int (*open)(struct dev **out, const struct dev_conf *c, struct err *e);
     void (*close)(struct dev *d); /* all its memory and graphs must be gone */
     /* Fails with E_NOMEM; after freeze() a call is a broken invariant. 64-byte aligned. */
@@ -54,6 +56,16 @@ struct dev_ops {
     int (*replay)(struct dev *d, struct dev_graph *g, struct err *e);
     void (*graph_free)(struct dev *d, struct dev_graph *g);
     const struct dev_counts *(*counts)(const struct dev *d);
+    /* Writes `value` to a word of pinned memory once all earlier work is done; the host polls the
+     * word instead of waiting. query() tells, without waiting, whether the device has failed. */
+    int (*mark)(struct dev *d, int64_t *word, int64_t value, struct err *e);
+    int (*query)(struct dev *d, struct err *e);
+    /* Weights. mirror() makes host memory (a mapped file) readable by operations until the device
+     * closes; NULL where operations read host memory as it is. resolve() gives the device address
+     * of a mirrored one; descriptions of weights in operation arguments keep host addresses, only
+     * those copied into device memory must be resolved. */
+    int (*mirror)(struct dev *d, const void *host, size_t bytes, struct err *e);
+    const void *(*resolve)(const struct dev *d, const void *host);
     const struct op_table *ops;
 };
 

@@ -79,7 +79,8 @@ struct op_rope {
 
 /* cache[wslot[r], 0..width) = x[r, 0..width); wslot < 0 writes nothing. */
 struct op_kv_write {
-    float *cache; /* [n_slot, width]: one layer of one pool */
+    void *cache; /* [n_slot, width]: one layer of one pool */
+    enum dtype dt;
     const float *x;
     const int32_t *wslot; /* [R] */
     int rows, width;

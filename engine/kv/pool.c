@@ -28,6 +28,7 @@ int kv_pool_open(struct kv_pool *p, const struct kv_group *g, int n_group, const
         v->page = page;
         v->n_page = n_page[i];
         v->pages_max = kv_pages(len_max, page);
+        v->dt = g[i].dt;
         size_t entries = mem_mul((size_t)n_slot, (size_t)v->pages_max);
         void *mem = NULL;
         TRY_OUT(ops->alloc(d, &mem, mem_mul(entries, sizeof(int32_t)), DEV_MEM_DEVICE, e));

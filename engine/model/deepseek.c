@@ -511,7 +511,7 @@ static int attend(struct deepseek *m, const struct on *o, int i, const struct fw
     const struct ds_layer *l = &m->layer[i];
     const struct kv_view *kv = &f->kv[0];
     int width = m->kv_lora + m->rope_dim;
-    float *pool = kv->k + (size_t)i * (size_t)kv->n_page * (size_t)kv->page * (size_t)width;
+    void *pool = kv_layer(kv, kv->k, i, width);
     const float *src = ws->y;
     if (m->q_lora) {
         TRY(run_matmul(o, ws->q_a, ws->y, &l->q_a, &l->q_a_b, false));
@@ -530,6 +530,7 @@ static int attend(struct deepseek *m, const struct on *o, int i, const struct fw
                                                   .eps = latent_eps}));
     TRY(rotate(m, o, ws->kv + m->kv_lora, 1, width, m->rope_dim, f->row->pos));
     TRY(o->op->kv_write(o->d, &(struct op_kv_write){.cache = pool,
+                                                    .dt = kv->dt,
                                                     .x = ws->kv,
                                                     .wslot = f->row->wslot[0],
                                                     .rows = o->rows,
@@ -544,7 +545,7 @@ static int attend(struct deepseek *m, const struct on *o, int i, const struct fw
                           .n_kv = 1,
                           .dims = dims_of(m, form),
                           .k = pool,
-                          .kv_type = DT_F32,
+                          .kv_type = kv->dt,
                           .slot = f->row->slot,
                           .first = f->row->first[0],
                           .last = f->row->last[0],

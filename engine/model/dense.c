@@ -403,7 +403,7 @@ static int attend(struct dense *m, const struct on *o, const struct dense_layer 
     struct dense_ws *ws = &m->ws;
     const struct kv_view *kv = &f->kv[l->group];
     int nk = m->n_kv * m->hd, g = l->group;
-    size_t layer = (size_t)l->index * (size_t)kv->n_page * (size_t)kv->page * (size_t)nk;
+    void *keys = kv_layer(kv, kv->k, l->index, nk), *values = kv_layer(kv, kv->v, l->index, nk);
     TRY(run_matmul(o, ws->q, ws->y, &l->q, &l->qb, false));
     TRY(run_matmul(o, ws->k, ws->y, &l->k, &l->kb, false));
     TRY(run_matmul(o, ws->v, ws->y, &l->v, &l->vb, false));
@@ -413,14 +413,15 @@ static int attend(struct dense *m, const struct on *o, const struct dense_layer 
     }
     TRY(rotate(m, o, ws->q, m->n_head, f->row->pos));
     TRY(rotate(m, o, ws->k, m->n_kv, f->row->pos));
-    struct op_kv_write w = {.cache = kv->k + layer,
+    struct op_kv_write w = {.cache = keys,
+                            .dt = kv->dt,
                             .x = ws->k,
                             .wslot = f->row->wslot[g],
                             .rows = o->rows,
                             .width = nk,
                             .ldx = nk};
     TRY(o->op->kv_write(o->d, &w));
-    w.cache = kv->v + layer;
+    w.cache = values;
     w.x = ws->v;
     TRY(o->op->kv_write(o->d, &w));
     struct attn_call c = {.role = f->role,
@@ -434,9 +435,9 @@ static int attend(struct dense *m, const struct on *o, const struct dense_layer 
                           .ldq = (int64_t)m->n_head * m->hd,
                           .out = ws->att,
                           .ldo = (int64_t)m->n_head * m->hd,
-                          .k = kv->k + layer,
-                          .v = kv->v + layer,
-                          .kv_type = DT_F32,
+                          .k = keys,
+                          .v = values,
+                          .kv_type = kv->dt,
                           .slot = f->row->slot,
                           .first = f->row->first[g],
                           .last = f->row->last[g],

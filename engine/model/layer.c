@@ -175,14 +175,33 @@ void moe_done(struct moe *m)
     mem_free(m->down);
 }
 
+/* Descriptions that operations find in device memory carry device addresses. */
+static int place_weights(struct placed *pl, const struct weight *w, int n,
+                         const struct weight **out, struct err *e)
+{
+    struct weight *v = MEM_ARRAY(struct weight, n);
+    for (int i = 0; i < n; i++) {
+        v[i] = w[i];
+        if (pl->ops) {
+            v[i].p = pl->ops->resolve(pl->d, w[i].p);
+            v[i].scale = w[i].scale ? pl->ops->resolve(pl->d, w[i].scale) : NULL;
+        }
+    }
+    const void *p = NULL;
+    int r = placed_copy(pl, &p, v, mem_mul((size_t)n, sizeof *v), e);
+    mem_free(v);
+    *out = p;
+    return r;
+}
+
 int moe_place(struct placed *pl, const struct moe *m, const struct moe_conf *c, struct moe_dev *out,
               struct err *e)
 {
-    size_t bytes = (size_t)c->experts * sizeof(struct weight);
-    const void *g, *u, *d, *b = NULL;
-    TRY(placed_copy(pl, &g, m->gate, bytes, e));
-    TRY(placed_copy(pl, &u, m->up, bytes, e));
-    TRY(placed_copy(pl, &d, m->down, bytes, e));
+    const struct weight *g, *u, *d;
+    const void *b = NULL;
+    TRY(place_weights(pl, m->gate, c->experts, &g, e));
+    TRY(place_weights(pl, m->up, c->experts, &u, e));
+    TRY(place_weights(pl, m->down, c->experts, &d, e));
     if (m->bias.p) {
         float *f = MEM_ARRAY(float, c->experts);
         for (int i = 0; i < c->experts; i++)

@@ -127,11 +127,18 @@ const struct model_info *model_info(const struct model *m)
     return &m->info;
 }
 
+void model_kv_dtype(struct model *m, enum dtype dt)
+{
+    for (int g = 0; g < m->info.n_group; g++)
+        m->info.group[g].dt = dt;
+}
+
 void model_attn_need(const struct model *m, int group, enum role role, enum attn_kind mla_form,
                      int q_len_max, struct attn_need *out)
 {
     CHECK(group >= 0 && group < m->info.n_group);
     m->f->attn_need(m->priv, group, role, mla_form, q_len_max, out);
+    out->kv_type = m->info.group[group].dt;
 }
 
 size_t model_device_bytes(const struct model *m, int rows_max, int len_max)
@@ -148,6 +155,11 @@ int model_place(struct model *m, const struct dev_ops *ops, struct dev *d, int r
     if (len_max < 1 || len_max > m->info.pos_max)
         return FAIL(e, E_INVAL, "length %d is not within the model's %d positions", len_max,
                     m->info.pos_max);
+    for (size_t i = 0; ops->mirror && i < tensors_count(m->t); i++) {
+        const struct tensor *t = tensors_at(m->t, i);
+        if (t->used)
+            TRY(ops->mirror(d, t->p, t->bytes, e));
+    }
     TRY(m->f->place(m->priv, ops, d, rows_max, len_max, e));
     m->rows_max = rows_max;
     return OK;

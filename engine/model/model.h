@@ -29,7 +29,7 @@ struct kv_group {
     int qk_dim, v_dim;    /* GQA: head dims; MLA: kv_lora + rope, kv_lora */
     int k_width, v_width; /* elements of a pool row a layer; MLA: v_width 0 */
     int window;           /* 0: full attention; else keys (pos - window, pos] */
-    enum dtype dt;        /* fp32 on the CPU device */
+    enum dtype dt;        /* set by model_kv_dtype; fp32 until then */
 };
 
 struct model_info {
@@ -53,6 +53,8 @@ struct model_info {
 int model_open(struct model **out, const char *dir, struct err *e);
 void model_close(struct model *m);
 const struct model_info *model_info(const struct model *m);
+/* What the pools of a device hold (dev_ops.kv_dtype); before needs are built. */
+void model_kv_dtype(struct model *m, enum dtype dt);
 
 /* What each role needs of attention, one per KV group, page 0 (not chosen). MLA groups offer two
  * forms: `kind` chooses which need is built (ATTN_MLA_ABSORBED or ATTN_MLA_DECOMPRESSED; ignored by
@@ -76,10 +78,18 @@ struct attn_use { /* the backend chosen for one group in one role */
 /* One group's pool as device addresses. Pool row of (page, offset) is page * page_size + offset. */
 struct kv_view {
     int page, n_page, pages_max;
+    enum dtype dt;
     const int32_t *table; /* [S][pages_max] */
-    float *k;             /* [n_layer][n_page * page][k_width] */
-    float *v;             /* [n_layer][n_page * page][v_width], NULL for MLA */
+    void *k;              /* [n_layer][n_page * page][k_width] */
+    void *v;              /* [n_layer][n_page * page][v_width], NULL for MLA */
 };
+
+/* One layer of a plane (view.k or view.v) of `width` elements a row. */
+static inline void *kv_layer(const struct kv_view *v, void *plane, int layer, int width)
+{
+    size_t rows = (size_t)layer * (size_t)v->n_page * (size_t)v->page;
+    return (char *)plane + rows * (size_t)width * dtype_size(v->dt);
+}
 
 struct fwd {
     enum role role;

@@ -394,7 +394,8 @@ static struct tensor *take(struct tensors *t, const char *name, const int64_t *s
         return NULL;
     }
     x->taken = true;
-    if (!t->aside) {
+    x->used = !t->aside;
+    if (x->used) {
         int64_t n = 1;
         for (int i = 0; i < rank; i++)
             n *= shape[i];

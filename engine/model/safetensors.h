@@ -31,7 +31,7 @@ struct tensor {
     int64_t shape[ST_RANK_MAX];
     const void *p; /* inside the map */
     size_t bytes;
-    bool taken;
+    bool taken, used; /* used: taken, and not set aside */
 };
 
 struct tensors;

@@ -146,7 +146,10 @@ static int apply_updates(struct runner *r, const struct step *s, struct err *e)
         return OK;
     struct batch *b = &r->b;
     CHECK(s->n_stop <= b->c.slots_max && s->n_start <= b->c.slots_max && s->n_set <= s->set_max);
-    int32_t counts[3] = {s->n_start, s->n_stop, s->n_set};
+    int32_t *counts = (int32_t *)&s->head[2];
+    counts[0] = s->n_start;
+    counts[1] = s->n_stop;
+    counts[2] = s->n_set;
     TRY(copy_in(r, b->n_start, &counts[0], 1, sizeof counts[0], e));
     TRY(copy_in(r, b->n_stop, &counts[1], 1, sizeof counts[0], e));
     TRY(copy_in(r, b->n_set, &counts[2], 1, sizeof counts[0], e));
@@ -195,7 +198,7 @@ static int decode(struct runner *r, struct step *s, struct err *e)
 static int score_prompt(struct runner *r, struct step *s, struct err *e)
 {
     struct batch *b = &r->b;
-    int32_t *row = r->rows_host, *tok = row + b->c.rows_max, *top = tok + b->c.rows_max;
+    int32_t *row = s->host, *tok = row + b->c.rows_max, *top = tok + b->c.rows_max;
     for (int c = 0, i = 0; c < s->n_chunk;) {
         int m = 0;
         for (; c < s->n_chunk && m < b->c.logits_max;) {
@@ -234,7 +237,7 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
 {
     struct batch *b = &r->b;
     size_t rows_max = (size_t)b->c.rows_max;
-    int32_t *slot = r->rows_host, *pos = slot + rows_max, *req = pos + rows_max;
+    int32_t *slot = s->host, *pos = slot + rows_max, *req = pos + rows_max;
     int32_t *head = req + rows_max; /* row0, n, last_sample, gather: reqs_max each */
     size_t reqs = (size_t)b->c.reqs_max;
     int32_t *row0 = head, *n = head + reqs, *last = n + reqs, *gather = last + reqs;
@@ -288,24 +291,44 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
     return scored ? score_prompt(r, s, e) : OK;
 }
 
-int runner_step(struct runner *r, struct step *s)
+int runner_submit(struct runner *r, struct step *s)
 {
     struct err *e = &s->err;
     *e = (struct err){0};
     s->decode_rec = s->prefill_rec = NULL;
-    int64_t t0 = clock_us();
+    s->submit_us = clock_us();
+    s->head[1] = s->no;
     int ret = OK;
-    TRY_OUT(copy_in(r, r->b.step, &s->no, 1, sizeof s->no, e));
+    TRY_OUT(copy_in(r, r->b.step, &s->head[1], 1, sizeof s->no, e));
     TRY_OUT(apply_updates(r, s, e));
     if (s->n_req)
         TRY_OUT(decode(r, s, e));
     if (s->n_chunk)
         TRY_OUT(prefill(r, s, e));
+    TRY_OUT(r->ops->mark(r->d, &s->head[0], s->no, e));
 out:
     if (ret < 0 && e->code == 0)
         FAIL(e, ret, "the device failed");
-    s->device_us = clock_us() - t0;
     return ret;
+}
+
+int runner_poll(struct runner *r, struct step *s)
+{
+    bool done = __atomic_load_n(&s->head[0], __ATOMIC_ACQUIRE) == s->no;
+    if (!done && s->err.code == 0)
+        done = r->ops->query(r->d, &s->err) < 0;
+    if (!done && s->err.code == 0)
+        return 0;
+    s->device_us = clock_us() - s->submit_us;
+    return 1;
+}
+
+int runner_step(struct runner *r, struct step *s)
+{
+    int ret = runner_submit(r, s);
+    while (!runner_poll(r, s))
+        ;
+    return ret < 0 ? ret : s->err.code;
 }
 
 /* ---- opening ---- */
@@ -399,10 +422,6 @@ static int plan_memory(struct runner *r, const struct worker_conf *c, struct err
     TRY(batch_open(&r->b, &bc, r->ops, r->d, e));
     TRY(kv_pool_open(&r->kv, mi->group, mi->n_group, r->info.n_page, page, c->len_max,
                      c->slots_max + 1, r->ops, r->d, e));
-    size_t staging = 3 * (size_t)rows_max + 4 * (size_t)c->reqs_max;
-    void *mem = NULL;
-    TRY(r->ops->alloc(r->d, &mem, staging * sizeof(int32_t), DEV_MEM_PINNED, e));
-    r->rows_host = mem;
     r->info.kv_bytes = (int64_t)kv_pool_bytes(mi->group, mi->n_group, r->info.n_page, page);
     r->info.workspace_bytes =
         (int64_t)(batch_bytes(&bc) + model_device_bytes(r->model, rows_max, c->len_max));
@@ -437,6 +456,7 @@ int runner_open(struct runner *r, const struct worker_conf *c, struct err *e)
     struct dev_conf dc = {.ordinal = 0, .threads = c->threads};
     TRY_OUT(r->ops->open(&r->d, &dc, e));
     TRY_OUT(model_open(&r->model, c->model_dir, e));
+    model_kv_dtype(r->model, r->ops->kv_dtype);
     r->info.model = *model_info(r->model);
     r->info.device = r->ops->name;
     r->spec_env = (struct spec_env){.ops = r->ops, .d = r->d, .reqs_max = c->reqs_max};
@@ -468,8 +488,6 @@ void runner_close(struct runner *r)
             if (r->attn[role][g].a)
                 r->attn[role][g].b->close(r->attn[role][g].a);
     if (r->d) {
-        if (r->rows_host)
-            r->ops->free(r->d, r->rows_host);
         kv_pool_close(&r->kv, r->ops, r->d);
         batch_close(&r->b, r->ops, r->d);
         if (r->model)
@@ -492,7 +510,10 @@ static int blocks(struct runner *r, struct step *s, struct block *out)
 {
     size_t slots = (size_t)r->conf.slots_max, reqs = (size_t)r->conf.reqs_max;
     size_t rows = (size_t)r->conf.prefill_rows_max;
+    size_t staging = 3 * (size_t)r->b.c.rows_max + 4 * reqs; /* of prefill */
     struct block all[] = {
+        {(void **)&s->host, staging * sizeof *s->host},
+        {(void **)&s->head, 4 * sizeof *s->head},
         {(void **)&s->stop, slots * sizeof *s->stop},
         {(void **)&s->start, slots * sizeof *s->start},
         {(void **)&s->set, (size_t)r->set_max * sizeof *s->set},

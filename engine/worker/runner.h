@@ -24,7 +24,6 @@ struct runner {
     struct spec *spec;
     int rows_per_req;
     struct graph_pool *graphs;
-    int32_t *rows_host; /* pinned: slot, pos, req of prefill rows, then 4 lists of requests */
     int set_max;
     bool eager; /* tests: run the bodies instead of replaying the graphs */
 };
@@ -34,7 +33,12 @@ void runner_close(struct runner *r); /* also of a half-opened one */
 /* Staging blocks with the capacities of the configuration. */
 int runner_step_init(struct runner *r, struct step *s, struct err *e);
 void runner_step_done(struct runner *r, struct step *s);
-/* Runs the step and fills in its results; a failure is in s->err as well. */
+/* Issues the step's work. Returns at once on a GPU, when the work is done on the CPU device; a
+ * failure is in s->err as well. */
+int runner_submit(struct runner *r, struct step *s);
+/* 1: the step is done and its results are readable (or it failed); 0: it still runs. No waiting. */
+int runner_poll(struct runner *r, struct step *s);
+/* Both: for tests. */
 int runner_step(struct runner *r, struct step *s);
 
 #endif

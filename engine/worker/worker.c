@@ -8,6 +8,8 @@
 #include "engine/base/thread.h"
 #include "engine/worker/runner.h"
 
+enum { POLL_US = 20 }; /* between looks at the device: small beside a step, small beside a core */
+
 enum owner { OWNER_FREE, OWNER_SCHED, OWNER_QUEUE, OWNER_DONE };
 
 struct worker {
@@ -21,6 +23,8 @@ struct worker {
     enum owner owner[STEPS_MAX];
     struct step *queue[STEPS_MAX];
     int n_queue;
+    struct step *flight[STEPS_MAX]; /* submitted, oldest first; the thread's own */
+    int n_flight;
     bool stop;
     /* the open result, written by the thread before `opened` */
     struct worker_conf conf;
@@ -53,6 +57,30 @@ static int open_device(struct worker *w)
     return OK;
 }
 
+static struct step *pop(struct step **list, int *n)
+{
+    struct step *s = list[0];
+    for (int i = 1; i < *n; i++)
+        list[i - 1] = list[i];
+    --*n;
+    return s;
+}
+
+/* Hands back the steps that are done; false: none was. */
+static bool finish_steps(struct worker *w)
+{
+    bool any = false;
+    while (w->n_flight && runner_poll(&w->r, w->flight[0])) {
+        struct step *s = pop(w->flight, &w->n_flight);
+        mutex_lock(&w->lock);
+        w->owner[step_index(w, s)] = OWNER_DONE;
+        mutex_unlock(&w->lock);
+        w->done(w->ud, s);
+        any = true;
+    }
+    return any;
+}
+
 static void run(void *ud)
 {
     struct worker *w = ud;
@@ -66,21 +94,22 @@ static void run(void *ud)
         return;
     }
     for (;;) {
-        while (!w->n_queue && !w->stop)
+        while (!w->n_queue && !w->n_flight && !w->stop)
             cond_wait(&w->more, &w->lock);
-        if (!w->n_queue)
+        if (w->n_queue) {
+            struct step *s = pop(w->queue, &w->n_queue);
+            mutex_unlock(&w->lock);
+            runner_submit(&w->r, s); /* a failure shows in the poll */
+            w->flight[w->n_flight++] = s;
+        } else if (w->n_flight) {
+            mutex_unlock(&w->lock);
+        } else {
             break;
-        struct step *s = w->queue[0];
-        for (int i = 1; i < w->n_queue; i++)
-            w->queue[i - 1] = w->queue[i];
-        w->n_queue--;
-        mutex_unlock(&w->lock);
-        runner_step(&w->r, s);
+        }
+        bool done = finish_steps(w);
         mutex_lock(&w->lock);
-        w->owner[step_index(w, s)] = OWNER_DONE;
-        mutex_unlock(&w->lock);
-        w->done(w->ud, s);
-        mutex_lock(&w->lock);
+        if (!done && !w->n_queue) /* a new step ends the nap */
+            cond_wait_us(&w->more, &w->lock, POLL_US);
     }
     mutex_unlock(&w->lock);
     for (int i = 0; i < STEPS_MAX; i++)

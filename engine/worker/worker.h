@@ -59,10 +59,12 @@ struct step {
     int32_t *tok;                /* [prefill_rows_max] token of each row */
     int32_t *score_tok;          /* [prefill_rows_max] token whose log probability is wanted, -1 */
     /* results, valid once the step came back */
+    int32_t *host; /* pinned staging of prefill rows and requests; the runner's */
+    int64_t *head; /* pinned: [0] the step's number once it is done, [1] its copy, [2] counts */
     const struct ring_rec *decode_rec;  /* [n_req] */
     const struct ring_rec *prefill_rec; /* [n_chunk] n = 1 where last */
     struct sample_out *score;           /* [prefill_rows_max] of rows with score_tok >= 0 */
-    int64_t device_us;
+    int64_t submit_us, device_us;
     struct err err; /* code != 0: the device failed; results are void */
 };
 

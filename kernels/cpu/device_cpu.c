@@ -223,11 +223,33 @@ OP_LIST(WRAP)
 #undef WRAP
 
 #define ENTRY(name) .name = call_##name,
+static int cpu_mark(struct dev *d, int64_t *word, int64_t value, struct err *e)
+{
+    (void)d;
+    (void)e;
+    __atomic_store_n(word, value, __ATOMIC_RELEASE); /* all earlier work is done */
+    return OK;
+}
+
+static int cpu_query(struct dev *d, struct err *e)
+{
+    (void)d;
+    (void)e;
+    return OK;
+}
+
+static const void *cpu_resolve(const struct dev *d, const void *host)
+{
+    (void)d;
+    return host;
+}
+
 static const struct op_table g_ops = {OP_LIST(ENTRY)};
 #undef ENTRY
 
 const struct dev_ops dev_cpu = {
     .name = "cpu",
+    .kv_dtype = DT_F32,
     .open = cpu_open,
     .close = cpu_close,
     .alloc = cpu_alloc,
@@ -241,5 +263,8 @@ const struct dev_ops dev_cpu = {
     .replay = cpu_replay,
     .graph_free = cpu_graph_free,
     .counts = cpu_counts,
+    .mark = cpu_mark,
+    .query = cpu_query,
+    .resolve = cpu_resolve,
     .ops = &g_ops,
 };

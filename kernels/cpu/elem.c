@@ -91,12 +91,13 @@ static void kv_write_row(void *ud, int r)
     const struct job *j = ud;
     const struct op_kv_write *a = j->a;
     if (a->wslot[r] >= 0)
-        memcpy(a->cache + (int64_t)a->wslot[r] * a->width, a->x + r * a->ldx,
+        memcpy((float *)a->cache + (int64_t)a->wslot[r] * a->width, a->x + r * a->ldx,
                (size_t)a->width * sizeof(float));
 }
 
 int cpu_do_kv_write(struct dev *d, const struct op_kv_write *a)
 {
+    CHECK(a->dt == DT_F32);
     struct job j = {d, a};
     for (int r = 0; r < a->rows; r++) /* copies only, and two rows must not race for one slot */
         kv_write_row(&j, r);

@@ -172,10 +172,11 @@ static void poison_kv(struct driver *v)
     for (int g = 0; g < mi->n_group; g++) {
         const struct kv_view *kv = &v->r.kv.view[g];
         int64_t rows = (int64_t)mi->group[g].n_layer * kv->n_page * kv->page;
+        float *k = kv->k, *val = kv->v;
         for (int64_t i = 0; i < rows * mi->group[g].k_width; i++)
-            kv->k[i] = NAN;
-        for (int64_t i = 0; kv->v && i < rows * mi->group[g].v_width; i++)
-            kv->v[i] = NAN;
+            k[i] = NAN;
+        for (int64_t i = 0; val && i < rows * mi->group[g].v_width; i++)
+            val[i] = NAN;
         int64_t entries = (int64_t)v->r.kv.n_slot * kv->pages_max;
         for (int64_t i = 0; i < entries; i++)
             v->r.kv.table[g][i] = 0x3fffffff; /* an impossible page */
