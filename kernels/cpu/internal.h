@@ -73,6 +73,12 @@ struct cpu_isa {
     float (*scale_max)(float *s, int n, float scale);
     /* s = exp(s - top), added into acc by lane. */
     void (*exp_sum)(float *s, int n, float top, double *acc);
+    /* Sampling (vec.inc). */
+    float (*max)(const float *x, int n, int *nan);
+    int (*find)(const float *x, int n, float v);
+    void (*clean)(float *z, const float *x, int n);
+    void (*div)(float *x, int n, float t);
+    void (*noise)(float *v, const float *z, int n, uint64_t seed, int32_t pos, int32_t id);
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
     void (*rms_scale)(float *out, const float *x, const float *w, int n, float s);
     double (*sumsq)(const float *x, int n);

@@ -7,6 +7,36 @@
 #include "kernels/cpu/fmath.h"
 
 #define FN __attribute__((target("avx2,fma,f16c")))
+/* Products of eight 32-bit numbers with m: high and low halves. */
+FN static inline void mul_hilo(__m256i x, __m256i m, __m256i *hi, __m256i *lo)
+{
+    __m256i e = _mm256_mul_epu32(x, m), o = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    *hi = _mm256_blend_epi32(_mm256_srli_epi64(e, 32), o, 0xaa);
+    *lo = _mm256_blend_epi32(e, _mm256_slli_epi64(o, 32), 0xaa);
+}
+
+FN static void avx2_philox(uint32_t *out, uint32_t pos, uint32_t id, uint32_t k0, uint32_t k1)
+{
+    const __m256i m0 = _mm256_set1_epi32((int)0xd2511f53u),
+                  m1 = _mm256_set1_epi32((int)0xcd9e8d57u);
+    for (int i = 0; i < 64; i += 8) {
+        __m256i c0 = _mm256_set1_epi32((int)pos), c2 = _mm256_setzero_si256(), c3 = c2;
+        __m256i c1 = _mm256_add_epi32(_mm256_set1_epi32((int)(id + (uint32_t)i)),
+                                      _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        uint32_t a = k0, b = k1;
+        for (int r = 0; r < 10; r++, a += 0x9e3779b9u, b += 0xbb67ae85u) {
+            __m256i h0, l0, h1, l1;
+            mul_hilo(c0, m0, &h0, &l0);
+            mul_hilo(c2, m1, &h1, &l1);
+            c0 = _mm256_xor_si256(_mm256_xor_si256(h1, c1), _mm256_set1_epi32((int)a));
+            c2 = _mm256_xor_si256(_mm256_xor_si256(h0, c3), _mm256_set1_epi32((int)b));
+            c1 = l1;
+            c3 = l0;
+        }
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), c0);
+    }
+}
+
 #define VEC(name) avx2_##name
 #define VEC_FN FN
 #include "kernels/cpu/vec.inc"
@@ -15,6 +45,51 @@ static bool usable(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c");
+}
+
+/* maxps gives its second operand when one is NaN, so NaN never enters `m`. */
+FN static float avx2_max(const float *x, int n, int *nan)
+{
+    __m256 m[4], bad = _mm256_setzero_ps();
+    for (int k = 0; k < 4; k++)
+        m[k] = _mm256_set1_ps(-INFINITY);
+    int i = 0;
+    for (; i + 32 <= n; i += 32)
+        for (int k = 0; k < 4; k++) {
+            __m256 v = _mm256_loadu_ps(x + i + 8 * k);
+            bad = _mm256_or_ps(bad, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+            m[k] = _mm256_max_ps(v, m[k]);
+        }
+    float t[8], max = -INFINITY;
+    _mm256_storeu_ps(t, _mm256_max_ps(_mm256_max_ps(m[0], m[1]), _mm256_max_ps(m[2], m[3])));
+    int any = _mm256_movemask_ps(bad) != 0;
+    for (int k = 0; k < 8; k++)
+        max = t[k] > max ? t[k] : max;
+    for (; i < n; i++) {
+        max = x[i] > max ? x[i] : max;
+        any |= x[i] != x[i];
+    }
+    if (nan)
+        *nan = any;
+    return max;
+}
+
+FN static float avx2_scale_max(float *s, int n, float scale)
+{
+    __m256 a = _mm256_set1_ps(-INFINITY), b = a, f = _mm256_set1_ps(scale);
+    for (int i = 0; i < n; i += 16) {
+        __m256 u = _mm256_mul_ps(_mm256_loadu_ps(s + i), f);
+        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(s + i + 8), f);
+        _mm256_storeu_ps(s + i, u);
+        _mm256_storeu_ps(s + i + 8, v);
+        a = _mm256_max_ps(u, a);
+        b = _mm256_max_ps(v, b);
+    }
+    float t[8], max = -INFINITY;
+    _mm256_storeu_ps(t, _mm256_max_ps(a, b));
+    for (int k = 0; k < 8; k++)
+        max = t[k] > max ? t[k] : max;
+    return max;
 }
 
 FN static inline float avx2_reduce(__m256 a, __m256 b)
@@ -363,6 +438,11 @@ const struct cpu_isa cpu_isa_avx2 = {
     .pv = avx2_pv,
     .scale_max = avx2_scale_max,
     .exp_sum = avx2_exp_sum,
+    .max = avx2_max,
+    .find = avx2_find,
+    .clean = avx2_clean,
+    .div = avx2_div,
+    .noise = avx2_noise,
     .silu_mul = avx2_silu_mul,
     .rms_scale = avx2_rms_scale,
     .sumsq = avx2_sumsq,

@@ -3,6 +3,12 @@
 
 #include "kernels/cpu/fmath.h"
 
+static void scalar_philox(uint32_t *out, uint32_t pos, uint32_t id, uint32_t k0, uint32_t k1)
+{
+    for (uint32_t i = 0; i < 64; i++)
+        out[i] = fm_philox(pos, id + i, k0, k1);
+}
+
 #define VEC(name) scalar_##name
 #define VEC_FN
 #include "kernels/cpu/vec.inc"
@@ -37,6 +43,28 @@ static void scalar_cvt_f16(float *dst, const uint16_t *src, int n)
 {
     for (int i = 0; i < n; i++)
         dst[i] = dtype_f16_to_f32(src[i]);
+}
+
+/* Largest of x, NaN left out; *nan (may be NULL) becomes 1 when there was one. The sign of a zero
+ * may differ between instruction sets here and in scale_max: nothing may depend on it. */
+static float scalar_max(const float *x, int n, int *nan)
+{
+    float max = -INFINITY;
+    int any = 0;
+    for (int i = 0; i < n; i++) {
+        max = x[i] > max ? x[i] : max;
+        any |= x[i] != x[i];
+    }
+    if (nan)
+        *nan = any;
+    return max;
+}
+
+static float scalar_scale_max(float *s, int n, float scale)
+{
+    for (int i = 0; i < n; i++)
+        s[i] = s[i] * scale;
+    return scalar_max(s, n, NULL);
 }
 
 static void scalar_pack(float *dst, const float *src, int k)
@@ -104,6 +132,11 @@ const struct cpu_isa cpu_isa_scalar = {
     .pv = scalar_pv,
     .scale_max = scalar_scale_max,
     .exp_sum = scalar_exp_sum,
+    .max = scalar_max,
+    .find = scalar_find,
+    .clean = scalar_clean,
+    .div = scalar_div,
+    .noise = scalar_noise,
     .silu_mul = scalar_silu_mul,
     .rms_scale = scalar_rms_scale,
     .sumsq = scalar_sumsq,

@@ -6,7 +6,6 @@
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/check.h"
@@ -22,13 +21,40 @@ struct cand {
     int32_t id;
 };
 
-static int by_rank(const void *pa, const void *pb)
+static bool ranks_before(struct cand a, struct cand b)
 {
-    const struct cand *a = pa, *b = pb;
-    if (a->v != b->v)
-        return a->v > b->v ? -1 : 1;
-    return a->id < b->id ? -1 : a->id > b->id;
+    return a.v > b.v || (a.v == b.v && a.id < b.id);
 }
+
+/* A heap with the first-ranking candidate on top. */
+static void sift(struct cand *c, int n, int i)
+{
+    struct cand x = c[i];
+    for (int k; (k = 2 * i + 1) < n; i = k) {
+        if (k + 1 < n && ranks_before(c[k + 1], c[k]))
+            k++;
+        if (!ranks_before(c[k], x))
+            break;
+        c[i] = c[k];
+    }
+    c[i] = x;
+}
+
+static void heapify(struct cand *c, int n)
+{
+    for (int i = n / 2 - 1; i >= 0; i--)
+        sift(c, n, i);
+}
+
+static struct cand pop(struct cand *c, int *n)
+{
+    struct cand top = c[0];
+    c[0] = c[--*n];
+    sift(c, *n, 0);
+    return top;
+}
+
+/* ---- log probabilities ---- */
 
 /* Log softmax parts of a row: largest value and log of the sum, NaN counted as -inf. */
 struct lse {
@@ -36,17 +62,31 @@ struct lse {
     double log_sum;
 };
 
-static struct lse row_lse(const float *l, int n)
+static double lane_sum(double *acc)
 {
-    struct lse r = {-INFINITY, 0};
-    for (int i = 0; i < n; i++)
-        r.max = l[i] > r.max ? l[i] : r.max;
-    double acc[8] = {0};
-    for (int i = 0; i < n; i++)
-        if (l[i] == l[i])
-            acc[i & 7] += (double)fm_exp(l[i] - r.max);
-    double s = ((acc[0] + acc[4]) + (acc[2] + acc[6])) + ((acc[1] + acc[5]) + (acc[3] + acc[7]));
-    r.log_sum = log(s);
+    for (int w = CPU_LANES / 2; w >= 1; w /= 2)
+        for (int i = 0; i < w; i++)
+            acc[i] += acc[i + w];
+    return acc[0];
+}
+
+/* e[i] = exp(z[i] - max), z without NaN; returns the sum. `e` has room for cpu_pad(n). */
+static double exp_row(const struct cpu_isa *isa, float *e, const float *z, int n, float max)
+{
+    double acc[CPU_LANES];
+    if (e != z)
+        memcpy(e, z, (size_t)n * sizeof *e);
+    for (int i = n; i < cpu_pad(n); i++)
+        e[i] = -INFINITY;
+    isa->exp_sum(e, cpu_pad(n), max, acc);
+    return lane_sum(acc);
+}
+
+static struct lse row_lse(const struct cpu_isa *isa, const float *l, int n, float *e)
+{
+    struct lse r = {isa->max(l, n, NULL), 0};
+    isa->clean(e, l, n);
+    r.log_sum = log(exp_row(isa, e, e, n, r.max));
     return r;
 }
 
@@ -56,37 +96,37 @@ static float logprob(const struct lse *e, float l)
 }
 
 /* The n best tokens by raw logit, into out. */
-static void top_n(struct sample_out *out, const float *l, int vocab, int n, const struct lse *e)
+static void top_n(const struct cpu_isa *isa, struct sample_out *out, const float *l, int vocab,
+                  int n, const struct lse *e)
 {
+    enum { BLOCK = 64 };
     n = n < LIM_LOGPROBS ? n : LIM_LOGPROBS;
     n = n < vocab ? n : vocab;
     int k = 0;
     float val[LIM_LOGPROBS];
-    for (int i = 0; i < vocab && n > 0; i++) {
-        float v = l[i] == l[i] ? l[i] : -INFINITY;
-        if (k == n && !(v > val[n - 1]))
+    for (int b = 0; b < vocab && n > 0; b += BLOCK) {
+        int m = vocab - b < BLOCK ? vocab - b : BLOCK;
+        if (k == n && !(isa->max(l + b, m, NULL) > val[n - 1]))
             continue;
-        int j = k < n ? k++ : n - 1;
-        for (; j > 0 && v > val[j - 1]; j--) {
-            val[j] = val[j - 1];
-            out->top_id[j] = out->top_id[j - 1];
+        for (int i = b; i < b + m; i++) {
+            float v = l[i] == l[i] ? l[i] : -INFINITY;
+            if (k == n && !(v > val[n - 1]))
+                continue;
+            int j = k < n ? k++ : n - 1;
+            for (; j > 0 && v > val[j - 1]; j--) {
+                val[j] = val[j - 1];
+                out->top_id[j] = out->top_id[j - 1];
+            }
+            val[j] = v;
+            out->top_id[j] = i;
         }
-        val[j] = v;
-        out->top_id[j] = i;
     }
     out->n_top = k;
     for (int j = 0; j < k; j++)
         out->top_logprob[j] = logprob(e, val[j]);
 }
 
-static int32_t argmax(const float *z, int n)
-{
-    int32_t best = 0;
-    for (int i = 1; i < n; i++)
-        if (z[i] > z[best] || z[best] != z[best])
-            best = i;
-    return best;
-}
+/* ---- processing ---- */
 
 static int in_list(const int32_t *p, int n, int32_t v)
 {
@@ -162,55 +202,177 @@ static void process(const struct op_sample *a, int row, float *z, int out_index)
                 z[p->stop[i]] = -INFINITY;
 }
 
-/* The cut after top-k, top-p and min-p over values z whose largest is max. */
-static struct cut find_cut(const struct slot_params *p, const float *z, int n, float max,
-                           struct cand *c)
+/* ---- cuts ---- */
+
+/* Bins of 1/64 below the largest value; the last takes the rest. A cut is looked for bin by bin,
+ * and only the candidates of its bin are ranked. */
+enum { BINS = 4096, BINS_PER_UNIT = 64 };
+
+static int bin_of(float z, float max)
 {
-    struct cut cut = {-INFINITY, n};
-    bool k_on = p->top_k > 0 && p->top_k < n, p_on = p->top_p < 1.0f;
-    if (!k_on && !p_on && !(p->min_p > 0))
-        return cut;
-    for (int i = 0; i < n; i++)
-        c[i] = (struct cand){z[i], i};
-    qsort(c, (size_t)n, sizeof *c, by_rank);
-    int keep = k_on ? p->top_k : n;
-    if (p_on) {
-        double sum = 0, run = 0;
-        for (int i = 0; i < keep; i++)
-            sum += (double)fm_exp(c[i].v - max);
-        for (int i = 0; i < keep; i++) {
-            run += (double)fm_exp(c[i].v - max);
-            if (run >= (double)p->top_p * sum) {
-                keep = i + 1;
-                break;
-            }
-        }
-    }
-    while (keep > 1 && fm_exp(c[keep - 1].v - max) < p->min_p)
-        keep--;
-    return (struct cut){c[keep - 1].v, c[keep - 1].id};
+    float t = (max - z) * (float)BINS_PER_UNIT;
+    return t < (float)(BINS - 1) ? (int)t : BINS - 1;
 }
 
-static int32_t draw(const struct slot_params *p, const float *z, int n, struct cut cut, int32_t pos)
+static int collect(struct cand *c, const float *z, int n, float max, int bin)
 {
-    int32_t best = -1;
-    float top = -INFINITY;
-    for (int i = 0; i < n; i++) {
-        if (!(z[i] > cut.v || (z[i] == cut.v && i <= cut.id)))
+    int m = 0;
+    for (int i = 0; i < n; i++)
+        if (bin_of(z[i], max) == bin)
+            c[m++] = (struct cand){z[i], i};
+    heapify(c, m);
+    return m;
+}
+
+/* The k-th token by rank, 1 <= k <= n. */
+static struct cut cut_k(const float *z, int n, float max, int k, struct cand *c)
+{
+    int count[BINS] = {0}, b = 0;
+    for (int i = 0; i < n; i++)
+        count[bin_of(z[i], max)]++;
+    for (; count[b] < k; b++)
+        k -= count[b];
+    int m = collect(c, z, n, max, b);
+    struct cand x = {0};
+    while (k-- > 0)
+        x = pop(c, &m);
+    return (struct cut){x.v, x.id};
+}
+
+static bool kept(struct cut cut, float v, int32_t id)
+{
+    return v > cut.v || (v == cut.v && id <= cut.id);
+}
+
+/* The first token by rank at which the mass of those kept by `in` reaches p of its whole. e holds
+ * exp(z - max). */
+static struct cut cut_p(const float *z, const float *e, int n, float max, double p, struct cut in,
+                        struct cand *c)
+{
+    double mass[BINS] = {0}, sum = 0, run = 0;
+    for (int i = 0; i < n; i++)
+        if (kept(in, z[i], i))
+            mass[bin_of(z[i], max)] += (double)e[i];
+    for (int b = 0; b < BINS; b++)
+        sum += mass[b];
+    for (int b = 0; b < BINS; b++) {
+        if (run + mass[b] < p * sum) {
+            run += mass[b];
             continue;
-        float v = z[i] + fm_noise(p->seed, pos, i);
-        if (best < 0 || v > top) {
-            best = i;
-            top = v;
+        }
+        int m = collect(c, z, n, max, b);
+        while (m > 0) {
+            struct cand x = pop(c, &m);
+            if (!kept(in, x.v, x.id))
+                return in;
+            run += (double)e[x.id];
+            if (run >= p * sum)
+                return (struct cut){x.v, x.id};
         }
     }
-    return best < 0 ? 0 : best;
+    return in; /* rounding: the mass never quite reached p */
+}
+
+/* The last token by rank whose probability is at least min_p times the largest. */
+static struct cut cut_min(const float *z, const float *e, int n, float min_p, struct cut in)
+{
+    struct cut cut = in;
+    bool any = false;
+    for (int i = 0; i < n; i++)
+        if (e[i] >= min_p && kept(in, z[i], i) &&
+            (!any || z[i] < cut.v || (z[i] == cut.v && i > cut.id))) {
+            cut = (struct cut){z[i], i};
+            any = true;
+        }
+    return cut;
+}
+
+/* The cut after top-k, top-p and min-p over values z whose largest is max; `work` has room for
+ * cpu_pad(n) floats and n candidates. */
+static struct cut find_cut(const struct cpu_isa *isa, const struct slot_params *p, const float *z,
+                           int n, float max, float *work)
+{
+    struct cut cut = {-INFINITY, n};
+    struct cand *c = (struct cand *)(work + cpu_pad(n));
+    if (p->top_k > 0 && p->top_k < n)
+        cut = cut_k(z, n, max, p->top_k, c);
+    if (p->top_p < 1.0f || p->min_p > 0)
+        exp_row(isa, work, z, n, max);
+    if (p->top_p < 1.0f)
+        cut = cut_p(z, work, n, max, (double)p->top_p, cut, c);
+    if (p->min_p > 0)
+        cut = cut_min(z, work, n, p->min_p, cut);
+    return cut;
+}
+
+/* The kept token with the largest z + noise. `first` is a token with the largest z: its sum is a
+ * floor below which the largest possible noise cannot lift others (rounded addition is monotonic,
+ * so leaving them out cannot change the result). */
+static int32_t draw(const struct cpu_isa *isa, const struct slot_params *p, const float *z, int n,
+                    struct cut cut, int32_t first, int32_t pos)
+{
+    enum { BLOCK = 64 };
+    int32_t best = first;
+    float top = z[first] + fm_noise(p->seed, pos, first), v[BLOCK];
+    for (int b = 0; b < n; b += BLOCK) {
+        int m = n - b < BLOCK ? n - b : BLOCK;
+        float high = isa->max(z + b, m, NULL);
+        if (high < cut.v || high + FM_GUMBEL_MAX < top)
+            continue;
+        isa->noise(v, z + b, m, p->seed, pos, b);
+        if (isa->max(v, m, NULL) < top)
+            continue;
+        for (int i = 0; i < m; i++)
+            if (kept(cut, z[b + i], b + i) && (v[i] > top || (v[i] == top && b + i < best))) {
+                best = b + i;
+                top = v[i];
+            }
+    }
+    return best;
 }
 
 struct job {
     struct dev *d;
     const void *a;
 };
+
+/* A thread's scratch for one row: three times the vocabulary and some padding. */
+static float *row_work(struct dev *d, float *given, int n)
+{
+    return 4 * (int64_t)n + 64 <= CPU_PANEL_FLOATS ? cpu_panel(d) : given;
+}
+
+static int32_t sample_token(struct dev *d, const struct op_sample *a, int m, int row, float *work)
+{
+    const struct cpu_isa *isa = d->isa;
+    const struct slot_params *p = &a->s.params[a->rows.slot[row]];
+    const float *l = a->logits + m * a->ldl, *z = l;
+    int n = a->vocab, bad;
+    int32_t pos = a->rows.pos[row] + 1;
+    bool greedy = p->temperature < 1e-5f, change = processed(p, pos - p->n_prompt);
+    float max = isa->max(l, n, &bad);
+    a->out[m].bad = bad;
+    if (change || bad || !greedy) {
+        isa->clean(work, l, n);
+        z = work;
+    }
+    if (change) {
+        process(a, row, work, pos - p->n_prompt);
+        max = isa->max(z, n, &bad); /* penalties of infinite logits make NaN too */
+        if (bad)
+            isa->clean(work, work, n);
+    }
+    int first = isa->find(z, n, max);
+    if (greedy || !(fabsf(max) < INFINITY))
+        return first < n ? first : 0;
+    isa->div(work, n, p->temperature);
+    max = z[first];
+    if (!(fabsf(max) < INFINITY))
+        return first;
+    float *rest = work + cpu_pad(n);
+    struct cut cut = find_cut(isa, p, z, n, max, rest);
+    return draw(isa, p, z, n, cut, isa->find(z, n, max), pos);
+}
 
 static void sample_row(void *ud, int m)
 {
@@ -224,29 +386,14 @@ static void sample_row(void *ud, int m)
     if (row < 0 || a->rows.slot[row] <= 0 || a->rows.tok[row] < 0)
         return;
     const struct slot_params *p = &a->s.params[a->rows.slot[row]];
-    const float *l = a->logits + m * a->ldl;
-    float *z = a->work + (int64_t)m * 4 * n;
-    int32_t pos = a->rows.pos[row] + 1;
-    int out_index = pos - p->n_prompt;
-    for (int i = 0; i < n; i++) {
-        out->bad |= l[i] != l[i];
-        z[i] = l[i] == l[i] ? l[i] : -INFINITY;
-    }
-    if (processed(p, out_index))
-        process(a, row, z, out_index);
-    int32_t best = argmax(z, n);
-    if (p->temperature < 1e-5f || !(fabsf(z[best]) < INFINITY)) {
-        out->token = best;
-    } else {
-        for (int i = 0; i < n; i++)
-            z[i] = z[i] / p->temperature;
-        struct cut cut = find_cut(p, z, n, z[best], (struct cand *)(z + n));
-        out->token = draw(p, z, n, cut, pos);
-    }
+    float *work = row_work(job->d, a->work + (int64_t)m * 4 * n, n);
+    out->token = sample_token(job->d, a, m, row, work);
     if (p->n_logprobs >= 0) {
-        struct lse e = row_lse(l, n);
-        out->logprob = logprob(&e, l[out->token] == l[out->token] ? l[out->token] : -INFINITY);
-        top_n(out, l, n, p->n_logprobs, &e);
+        const float *l = a->logits + m * a->ldl;
+        struct lse e = row_lse(job->d->isa, l, n, work);
+        float v = l[out->token];
+        out->logprob = logprob(&e, v == v ? v : -INFINITY);
+        top_n(job->d->isa, out, l, n, p->n_logprobs, &e);
     }
 }
 
@@ -262,6 +409,7 @@ static void score_row(void *ud, int m)
 {
     const struct job *job = ud;
     const struct op_score *a = job->a;
+    const struct cpu_isa *isa = job->d->isa;
     struct sample_out *out = &a->out[m];
     const float *l = a->logits + m * a->ldl;
     out->token = a->tok[m];
@@ -270,16 +418,16 @@ static void score_row(void *ud, int m)
     if (a->tok[m] < 0)
         return;
     CHECK(a->tok[m] < a->vocab);
-    struct lse e = row_lse(l, a->vocab);
-    for (int i = 0; i < a->vocab; i++)
-        out->bad |= l[i] != l[i];
+    isa->max(l, a->vocab, &out->bad);
+    struct lse e = row_lse(isa, l, a->vocab, cpu_panel(job->d));
     float v = l[a->tok[m]];
     out->logprob = logprob(&e, v == v ? v : -INFINITY);
-    top_n(out, l, a->vocab, a->n_top[m], &e);
+    top_n(isa, out, l, a->vocab, a->n_top[m], &e);
 }
 
 int cpu_do_score(struct dev *d, const struct op_score *a)
 {
+    CHECK(cpu_pad(a->vocab) <= CPU_PANEL_FLOATS);
     struct job j = {d, a};
     cpu_parallel_if(d, (int64_t)a->m * a->vocab, a->m, score_row, &j);
     return OK;
