@@ -7,6 +7,14 @@
 
 #include "engine/base/mem.h"
 
+#define T_CALL(name)                                                                               \
+    int t_call_##name(struct dev *d, const void *args)                                             \
+    {                                                                                              \
+        return dev_cpu.ops->name(d, args);                                                         \
+    }
+OP_LIST(T_CALL)
+#undef T_CALL
+
 void t_open(struct t_devs *t)
 {
     t->n = 0;

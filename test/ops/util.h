@@ -36,6 +36,15 @@ typedef int t_call(struct dev *d, const void *args);
 void t_everywhere(const struct t_devs *t, const char *what, t_call *call, const void *args,
                   const struct t_out *out, int n);
 
+/* One caller and one contract case for each operation: a new word in OP_LIST does not link until
+ * both exist (the callers come with the list). */
+#define T_CALL(name) int t_call_##name(struct dev *d, const void *args);
+OP_LIST(T_CALL)
+#undef T_CALL
+#define T_CASE(name) void case_##name(const struct t_devs *t, struct rng *r);
+OP_LIST(T_CASE)
+#undef T_CASE
+
 float *t_randf(struct rng *r, size_t n, double scale);
 /* A random weight of the type; `val` [n*k] receives its exact values. Freed by t_weight_free. */
 struct weight t_weight(struct rng *r, enum dtype dt, int n, int k, double scale, double **val);
