@@ -19,7 +19,14 @@
 #include "test/model/gen.h"
 #include "test/unit/sched_text.h"
 
-enum { REQS = 64, OUT_MAX = 70 };
+#ifdef __SANITIZE_THREAD__ /* an order slower: fewer streams, one family */
+enum { REQS = 16, FAMILIES = 1, ROUNDS = 2 };
+#elif defined __SANITIZE_ADDRESS__
+enum { REQS = 16, FAMILIES = 3, ROUNDS = 4 };
+#else
+enum { REQS = 64, FAMILIES = 3, ROUNDS = 8 };
+#endif
+enum { OUT_MAX = 70 };
 
 struct got {
     int n_tok, n_done, n_started, n_prompt;
@@ -239,9 +246,9 @@ START_TEST(same_text_in_any_company)
     int stops = 0;
     for (int i = 1; i <= REQS; i++)
         stops += want->got[i].finish == FINISH_STOP;
-    ck_assert(stops > 3 && stops < REQS); /* both kinds of end */
+    ck_assert(stops > 0 && stops < REQS); /* both kinds of end */
     struct engine_conf roomy = {.max_num_seqs = 8}, tiny = {.max_num_seqs = 64};
-    tiny.kv_cache_tokens = 200; /* of some 4,000 that the 64 need together */
+    tiny.kv_cache_tokens = 200; /* of some 4,000 that they need together */
     tiny.max_num_batched_tokens = 200;
     ck_assert_int_eq(together(want, roomy, 8, "8 at once"), 0);
     tiny.block_size = 1;
@@ -263,7 +270,7 @@ START_TEST(cancel_storm)
     struct rng r = {5};
     struct rig *m =
         rig_open((struct engine_conf){.max_num_seqs = 16, .kv_cache_tokens = 200, .block_size = 1});
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i <= REQS; i++) {
             buf_done(&m->got[i].text);
             m->got[i] = (struct got){0};
@@ -374,7 +381,7 @@ Suite *suite_engine(void)
     Suite *s = suite_create("engine");
     TCase *c = tcase_create("tiny models");
     tcase_set_timeout(c, 300);
-    tcase_add_loop_test(c, same_text_in_any_company, 0, (int)ARRAY_LEN(families));
+    tcase_add_loop_test(c, same_text_in_any_company, 0, FAMILIES);
     tcase_add_test(c, cancel_storm);
     tcase_add_test(c, closed_at_work);
     tcase_add_test(c, bounds_and_drain);
