@@ -109,10 +109,10 @@ static bool is_neutral(const json_t *v, const struct field_rule *r)
         return json_is_true(v);
     case RULE_NUMBER:
         return json_is_number(v) && json_number_value(v) == r->number;
-    case RULE_EMPTY:
-        return (json_is_array(v) && !json_array_size(v)) ||
-               (json_is_object(v) && !json_object_size(v)) ||
-               (json_is_string(v) && !json_string_length(v));
+    case RULE_EMPTY_LIST:
+        return json_is_array(v) && !json_array_size(v);
+    case RULE_EMPTY_TEXT:
+        return json_is_string(v) && !json_string_length(v);
     case RULE_NONE_OR_AUTO:
         return is_word(v, "none", "auto");
     case RULE_TYPE_TEXT:
