@@ -222,7 +222,6 @@ static const struct dev_counts *cpu_counts(const struct dev *d)
 OP_LIST(WRAP)
 #undef WRAP
 
-#define ENTRY(name) .name = call_##name,
 static int cpu_mark(struct dev *d, int64_t *word, int64_t value, struct err *e)
 {
     (void)d;
@@ -244,6 +243,7 @@ static const void *cpu_resolve(const struct dev *d, const void *host)
     return host;
 }
 
+#define ENTRY(name) .name = call_##name,
 static const struct op_table g_ops = {OP_LIST(ENTRY)};
 #undef ENTRY
 

@@ -143,7 +143,7 @@ void case_kv_write(const struct t_devs *t, struct rng *r)
     for (int i = 0; i < R; i++)
         if (wslot[i] >= 0)
             memcpy(want + wslot[i] * W, x + i * LD, W * sizeof(float));
-    struct op_kv_write a = {cache, x, wslot, R, W, LD};
+    struct op_kv_write a = {cache, DT_F32, x, wslot, R, W, LD};
     struct t_out o = {cache, SLOTS * W * sizeof(float)};
     t_everywhere(t, "kv_write", t_call_kv_write, &a, &o, 1);
     t_same_bits("kv_write", want, cache, o.bytes);
