@@ -94,9 +94,15 @@ static void on_stats(void *ud, const struct sched_stats *t)
     mutex_unlock(&g->lock);
 }
 
+/* On the worker thread. */
 static void on_step(void *ud, struct step *s)
 {
     struct engine *g = ud;
+    int kind = !s->n_req ? 0 : !s->n_chunk ? 1 : 2;
+    if (!s->err.code) {
+        metric_observe2(M_STEP_SECONDS, kind, 0, (double)s->device_us * 1e-6);
+        metric_observe(M_STEP_TOKENS, s->n_req + s->n_row);
+    }
     sched_step_done(g->sched, s);
 }
 

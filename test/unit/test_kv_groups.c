@@ -101,10 +101,11 @@ static void rig_open(struct rig *m)
     for (int g = 0; g < 2; g++) {
         const struct kv_view *v = &m->pool.view[g];
         size_t cells = (size_t)LAYERS * (size_t)(n_page[g] * PAGE);
+        float *k = v->k, *val = v->v;
         for (size_t i = 0; i < cells * (size_t)groups[g].k_width; i++)
-            v->k[i] = NAN;
+            k[i] = NAN;
         for (size_t i = 0; i < cells * (size_t)groups[g].v_width; i++)
-            v->v[i] = NAN;
+            val[i] = NAN;
         c.group[g].n_page = n_page[g];
         c.group[g].pages_max = v->pages_max;
         c.group[g].window = groups[g].window;
@@ -136,8 +137,9 @@ static void write_rows(struct rig *m, int g, int layer, int n)
         for (int r = 0; r < n; r++)
             for (int i = 0; i < width; i++)
                 x[r * width + i] = value(m->slot[r] - 1, m->pos[r], g, layer, kind, i);
-        struct op_kv_write a = {.cache = (kind ? v->v : v->k) +
+        struct op_kv_write a = {.cache = (float *)(kind ? v->v : v->k) +
                                          (size_t)layer * (size_t)(v->n_page * PAGE * width),
+                                .dt = DT_F32,
                                 .x = x,
                                 .wslot = m->wslot[g],
                                 .rows = n,
@@ -195,8 +197,8 @@ static void attend(struct rig *m, int g, int layer, int n)
                           .ldq = HEADS * k->qk_dim,
                           .out = out,
                           .ldo = HEADS * k->v_dim,
-                          .k = v->k + plane * (size_t)k->k_width,
-                          .v = v->v + plane * (size_t)k->v_width,
+                          .k = (float *)v->k + plane * (size_t)k->k_width,
+                          .v = (float *)v->v + plane * (size_t)k->v_width,
                           .kv_type = DT_F32,
                           .slot = m->slot,
                           .first = m->first[g],
@@ -236,9 +238,10 @@ static void pass(struct rig *m, int i)
     for (int j = old[1].first; j < m->seq[i].t[1].first; j++)
         for (int l = 0; l < LAYERS; l++) {
             const struct kv_view *v = &m->pool.view[1];
+            float *k = v->k, *val = v->v;
             size_t at = ((size_t)l * (size_t)v->n_page + (size_t)page[1][j]) * PAGE;
             for (int x = 0; x < PAGE * 24; x++)
-                v->k[at * 24 + (size_t)x] = v->v[at * 24 + (size_t)x] = NAN;
+                k[at * 24 + (size_t)x] = val[at * 24 + (size_t)x] = NAN;
         }
 }
 
