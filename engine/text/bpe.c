@@ -28,17 +28,6 @@ static size_t pair_hash(uint64_t k)
     return (size_t)(k ^ k >> 32);
 }
 
-void bpe_pairs_init(struct bpe *b, size_t n_merge)
-{
-    size_t cap = 16;
-    while (cap * 2 < n_merge * 3)
-        cap *= 2;
-    b->pair = MEM_ARRAY(struct pair_slot, cap);
-    b->pair_mask = cap - 1;
-    b->merged = MEM_ARRAY(int32_t, n_merge + 1);
-    b->n_merge = n_merge;
-}
-
 static struct pair_slot *pair_probe(const struct bpe *b, uint64_t key)
 {
     for (size_t i = pair_hash(key) & b->pair_mask;; i = (i + 1) & b->pair_mask) {
@@ -48,13 +37,25 @@ static struct pair_slot *pair_probe(const struct bpe *b, uint64_t key)
     }
 }
 
-void bpe_pair_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank)
+void bpe_merge_add(struct bpe *b, int32_t left, int32_t right, int32_t joined)
 {
-    uint64_t key = pair_key(left, right);
-    struct pair_slot *s = pair_probe(b, key);
-    CHECK(s->key || b->n_pair < b->pair_mask);
-    b->n_pair += !s->key;
-    *s = (struct pair_slot){.key = key, .rank = rank};
+    MEM_GROW(b->merged, b->cap_merge, b->n_merge + 1);
+    MEM_GROW(b->pair_of, b->cap_pair, b->n_merge + 1);
+    b->merged[b->n_merge] = joined;
+    b->pair_of[b->n_merge++] = pair_key(left, right);
+}
+
+void bpe_index(struct bpe *b)
+{
+    size_t cap = 16;
+    while (cap * 2 < b->n_merge * 3)
+        cap *= 2;
+    b->pair = MEM_ARRAY(struct pair_slot, cap);
+    b->pair_mask = cap - 1;
+    for (size_t i = 0; i < b->n_merge; i++)
+        *pair_probe(b, b->pair_of[i]) = (struct pair_slot){b->pair_of[i], (uint32_t)i};
+    mem_free(b->pair_of);
+    b->pair_of = NULL;
 }
 
 void bpe_done(struct bpe *b)
@@ -62,6 +63,7 @@ void bpe_done(struct bpe *b)
     strmap_done(&b->bytes);
     mem_free(b->pair);
     mem_free(b->merged);
+    mem_free(b->pair_of);
     mem_free(b->whole);
     *b = (struct bpe){0};
 }

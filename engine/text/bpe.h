@@ -16,9 +16,11 @@ struct bpe {
     struct strmap *by_text; /* what a piece is looked up in: bytes (byte-level) or spelling */
     struct strmap bytes;    /* byte-level: bytes -> id */
     struct pair_slot *pair; /* (left, right) -> rank */
-    size_t pair_mask, n_pair;
+    size_t pair_mask;
     int32_t *merged; /* [rank] id of the joined token */
-    size_t n_merge;
+    size_t n_merge, cap_merge;
+    uint64_t *pair_of; /* [rank] while loading */
+    size_t cap_pair;
     bool byte_level;
     bool byte_fallback, fuse_unk, ignore_merges;
     int32_t unk;          /* -1: characters without a token vanish, as in the reference */
@@ -30,8 +32,10 @@ struct bpe {
     int32_t n_id;
 };
 
-void bpe_pairs_init(struct bpe *b, size_t n_merge);
-void bpe_pair_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank); /* last one wins */
+/* Merges in order of their rank, then the index over them; a pair that comes twice has the later
+ * rank. */
+void bpe_merge_add(struct bpe *b, int32_t left, int32_t right, int32_t joined);
+void bpe_index(struct bpe *b);
 void bpe_done(struct bpe *b);
 
 struct bpe_scratch { /* zero-initialise */

@@ -1,4 +1,4 @@
-/* Searching: PCRE2 with its just-in-time compiler where the host allows it, memmem for literals, a
+/* Searching: PCRE2 with its just-in-time compiler where the host allows it, memchr for literals, a
  * category test for numeric characters. Rewriting of the dialect is in pattern_re.c.
  *
  * Texts come from clients, so every search is bounded: the match limit grows with the text and
@@ -162,14 +162,19 @@ static int regex_next(struct pat_iter *i, size_t *from, size_t *to, struct err *
 
 static int literal_next(const struct pat_iter *i, size_t *from, size_t *to)
 {
-    if (i->at >= i->n)
-        return 0;
-    const char *q = memmem(i->s + i->at, i->n - i->at, i->p->lit, i->p->n);
-    if (!q)
-        return 0;
-    *from = (size_t)(q - i->s);
-    *to = *from + i->p->n;
-    return 1;
+    const struct pattern *p = i->p;
+    for (size_t at = i->at; at + p->n <= i->n; at++) {
+        const char *q = memchr(i->s + at, p->lit[0], i->n - at - p->n + 1);
+        if (!q)
+            return 0;
+        at = (size_t)(q - i->s);
+        if (!memcmp(q, p->lit, p->n)) {
+            *from = at;
+            *to = at + p->n;
+            return 1;
+        }
+    }
+    return 0;
 }
 
 static int numeric_next(const struct pat_iter *i, size_t *from, size_t *to)

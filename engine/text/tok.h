@@ -12,6 +12,7 @@
 #include "engine/text/bpe.h"
 #include "engine/text/pattern.h"
 #include "engine/text/str.h"
+#include "engine/text/tok_scan.h"
 #include "engine/text/tokenizer.h"
 
 enum { TOK_ID_MAX = 1 << 22, TOK_STEPS_MAX = 32, TOK_TEXT_MAX = 1 << 30 };
@@ -74,7 +75,8 @@ struct tokenizer {
 
 /* tok_load.c: the sections of tokenizer.json, each filling its part of t. */
 int tok_load_added(struct tokenizer *t, const json_t *root, struct err *e);
-int tok_load_model(struct tokenizer *t, const json_t *root, struct err *e);
+int tok_load_model(struct tokenizer *t, const json_t *root, struct scan *vocab, struct scan *merges,
+                   struct err *e);
 /* tok_steps.c */
 int tok_load_norm(struct tokenizer *t, const json_t *root, struct err *e);
 int tok_load_pre(struct tokenizer *t, const json_t *root, struct err *e);

@@ -30,30 +30,56 @@ static int parse_added(const json_t *v, struct added *a, struct err *e)
     return OK;
 }
 
-static int max_id(const json_t *vocab, const json_t *added, int64_t *max, struct err *e)
+struct word {
+    struct str s;
+    int32_t id;
+};
+struct words {
+    struct word *v;
+    size_t n, cap;
+};
+
+static int read_vocab(struct tokenizer *t, struct scan *vocab, struct words *w, struct err *e)
 {
-    const char *key;
+    struct buf name = {0};
+    int64_t id = 0;
+    int rc;
+    while ((rc = scan_vocab(vocab, &name, &id, e)) > 0) {
+        if (id < 0 || id >= TOK_ID_MAX) {
+            rc = FAIL(e, E_FORMAT, "the id of '%.60s' must be 0 to %d, not %lld", buf_cstr(&name),
+                      TOK_ID_MAX - 1, (long long)id);
+            break;
+        }
+        MEM_GROW(w->v, w->cap, w->n + 1);
+        w->v[w->n++] = (struct word){strtab_add(&t->mem, buf_cstr(&name), name.len), (int32_t)id};
+    }
+    buf_done(&name);
+    return rc < 0 ? err_prefix(e, "model.vocab") : OK;
+}
+
+/* Sizes the tables by the largest id of vocabulary and added tokens. */
+static int make_tables(struct tokenizer *t, const struct words *w, const json_t *added,
+                       struct err *e)
+{
+    int32_t max = -1;
     json_t *v;
     size_t i;
-    *max = -1;
-    json_object_foreach((json_t *)vocab, key, v)
-    {
-        int64_t id;
-        if (!js_is_int(v, &id) || id < 0 || id >= TOK_ID_MAX)
-            return FAIL(e, E_FORMAT, "model.vocab: the id of '%.60s' must be 0 to %d", key,
-                        TOK_ID_MAX - 1);
-        *max = id > *max ? id : *max;
-    }
+    for (i = 0; i < w->n; i++)
+        max = w->v[i].id > max ? w->v[i].id : max;
     json_array_foreach(added, i, v)
     {
         struct added a;
         if (parse_added(v, &a, e) < 0)
             return err_prefix(e, "added_tokens[%zu]", i);
-        *max = a.id > *max ? a.id : *max;
+        max = a.id > max ? a.id : max;
     }
-    size_t tokens = json_object_size(vocab) + json_array_size(added);
-    if (*max > (int64_t)(2 * tokens) + 100000)
-        return FAIL(e, E_FORMAT, "%zu tokens have ids up to %lld", tokens, (long long)*max);
+    size_t tokens = w->n + json_array_size(added);
+    if (max > (int64_t)(2 * tokens) + 100000)
+        return FAIL(e, E_FORMAT, "%zu tokens have ids up to %d", tokens, max);
+    t->n_id = max + 1;
+    t->piece = MEM_ARRAY(struct str, t->n_id + 1);
+    t->bytes = MEM_ARRAY(struct str, t->n_id + 1);
+    t->special = MEM_ARRAY(uint8_t, t->n_id + 1);
     return OK;
 }
 
@@ -100,22 +126,29 @@ int tok_load_added(struct tokenizer *t, const json_t *root, struct err *e)
     return OK;
 }
 
-static int load_vocab(struct tokenizer *t, json_t *vocab, struct err *e)
+static int load_vocab(struct tokenizer *t, struct scan *vocab, const json_t *added, struct err *e)
 {
-    const char *key;
-    json_t *v;
-    json_object_foreach(vocab, key, v)
-    {
-        int64_t id = -1;
-        js_is_int(v, &id);
-        if (t->piece[id].p)
-            return FAIL(e, E_FORMAT, "model.vocab: '%.60s' and '%.60s' share id %lld", key,
-                        t->piece[id].p, (long long)id);
-        struct str s = strtab_add(&t->mem, key, strlen(key));
-        t->piece[id] = s;
-        strmap_put(&t->words, s, (int32_t)id);
+    struct words w = {0};
+    int ret;
+    TRY_OUT(read_vocab(t, vocab, &w, e));
+    TRY_OUT(make_tables(t, &w, added, e));
+    strmap_init(&t->words, w.n);
+    for (size_t i = 0; i < w.n; i++) {
+        struct str *at = &t->piece[w.v[i].id], s = w.v[i].s;
+        if (at->p) {
+            ret = FAIL(e, E_FORMAT, "model.vocab: '%.60s' and '%.60s' share id %d", s.p, at->p,
+                       w.v[i].id);
+            goto out;
+        }
+        *at = s;
+        if (!strmap_put(&t->words, s, w.v[i].id)) {
+            ret = FAIL(e, E_FORMAT, "model.vocab: '%.60s' is there twice", s.p);
+            goto out;
+        }
     }
-    return OK;
+out:
+    mem_free(w.v);
+    return ret;
 }
 
 /* What a piece of text is compared with: bytes when the pre-tokenizer is byte-level. */
@@ -157,58 +190,45 @@ static int load_lookup(struct tokenizer *t, struct err *e)
     return OK;
 }
 
-static int merge_part(const json_t *v, struct str *l, struct str *r)
+static int one_merge(struct tokenizer *t, size_t i, const struct buf *l, const struct buf *r,
+                     struct buf *join, struct err *e)
 {
-    if (json_is_array(v) && json_array_size(v) == 2) {
-        const json_t *a = json_array_get(v, 0), *b = json_array_get(v, 1);
-        if (!json_is_string(a) || !json_is_string(b))
-            return E_FORMAT;
-        *l = (struct str){json_string_value(a), json_string_length(a)};
-        *r = (struct str){json_string_value(b), json_string_length(b)};
-        return OK;
-    }
-    if (!json_is_string(v))
-        return E_FORMAT;
-    const char *s = json_string_value(v), *sp = strchr(s, ' ');
-    if (!sp || strchr(sp + 1, ' '))
-        return E_FORMAT;
-    *l = (struct str){s, (size_t)(sp - s)};
-    *r = (struct str){sp + 1, strlen(sp + 1)};
+    buf_reset(join);
+    buf_push(join, buf_cstr(l), l->len);
+    buf_push(join, buf_cstr(r), r->len);
+    int32_t a = strmap_get(&t->words, buf_cstr(l), l->len);
+    int32_t b = strmap_get(&t->words, buf_cstr(r), r->len);
+    int32_t c = strmap_get(&t->words, join->p, join->len);
+    if (a < 0 || b < 0 || c < 0)
+        return FAIL(e, E_FORMAT, "model.merges[%zu]: '%.60s' is not in the vocabulary", i,
+                    buf_cstr(a < 0   ? l
+                             : b < 0 ? r
+                                     : join));
+    if (i > INT32_MAX)
+        return FAIL(e, E_FORMAT, "model.merges has too many entries");
+    bpe_merge_add(&t->bpe, a, b, c);
     return OK;
 }
 
-static int load_merges(struct tokenizer *t, const json_t *merges, struct err *e)
+static int load_merges(struct tokenizer *t, struct scan *merges, struct err *e)
 {
-    size_t n = json_array_size(merges), i;
-    json_t *v;
-    struct buf join;
-    buf_init(&join, 0);
-    int ret = OK;
-    bpe_pairs_init(&t->bpe, n);
-    json_array_foreach(merges, i, v)
-    {
-        struct str l, r;
-        if (merge_part(v, &l, &r) < 0) {
-            ret = FAIL(e, E_FORMAT, "model.merges[%zu] must be \"a b\" or [\"a\", \"b\"]", i);
-            break;
-        }
-        buf_reset(&join);
-        buf_push(&join, l.p, l.n);
-        buf_push(&join, r.p, r.n);
-        int32_t a = strmap_get(&t->words, l.p, l.n), b = strmap_get(&t->words, r.p, r.n);
-        int32_t c = strmap_get(&t->words, join.p, join.len);
-        if (a < 0 || b < 0 || c < 0) {
-            ret = FAIL(e, E_FORMAT, "model.merges[%zu]: '%.60s' is not in the vocabulary", i,
-                       a < 0   ? l.p
-                       : b < 0 ? r.p
-                               : join.p);
-            break;
-        }
-        t->bpe.merged[i] = c;
-        bpe_pair_put(&t->bpe, a, b, (uint32_t)i);
+    struct buf l = {0}, r = {0}, join = {0};
+    int rc;
+    size_t i = 0;
+    while ((rc = scan_merge(merges, &l, &r, e)) > 0) {
+        rc = one_merge(t, i++, &l, &r, &join, e);
+        if (rc < 0)
+            goto out;
     }
+    if (rc < 0)
+        err_prefix(e, "model.merges[%zu]", i);
+    else
+        bpe_index(&t->bpe);
+out:
+    buf_done(&l);
+    buf_done(&r);
     buf_done(&join);
-    return ret;
+    return rc;
 }
 
 static int refuse_options(const json_t *model, struct err *e)
@@ -232,26 +252,20 @@ static int refuse_options(const json_t *model, struct err *e)
     return OK;
 }
 
-int tok_load_model(struct tokenizer *t, const json_t *root, struct err *e)
+int tok_load_model(struct tokenizer *t, const json_t *root, struct scan *vocab, struct scan *merges,
+                   struct err *e)
 {
-    json_t *model = NULL, *vocab = NULL, *merges = NULL, *added = NULL;
+    json_t *model = NULL, *added = NULL, *v;
     TRY(js_get_obj(root, "model", &model, e));
     if (!model)
         return FAIL(e, E_FORMAT, "'model' is missing");
     TRY(refuse_options(model, e));
-    TRY(js_get_obj(model, "vocab", &vocab, e));
-    TRY(js_get_arr(model, "merges", &merges, e));
-    if (!vocab || !merges)
-        return FAIL(e, E_FORMAT, "model.%s is missing", vocab ? "merges" : "vocab");
+    TRY(js_get_obj(model, "vocab", &v, e));
+    TRY(js_get_arr(model, "merges", &v, e));
+    if (!vocab->p || !merges->p)
+        return FAIL(e, E_FORMAT, "model.%s is missing", vocab->p ? "merges" : "vocab");
     TRY(js_get_arr(root, "added_tokens", &added, e));
-    int64_t max;
-    TRY(max_id(vocab, added, &max, e));
-    t->n_id = (int32_t)max + 1;
-    t->piece = MEM_ARRAY(struct str, t->n_id + 1);
-    t->bytes = MEM_ARRAY(struct str, t->n_id + 1);
-    t->special = MEM_ARRAY(uint8_t, t->n_id + 1);
-    strmap_init(&t->words, json_object_size(vocab));
-    TRY(load_vocab(t, vocab, e));
+    TRY(load_vocab(t, vocab, added, e));
     struct bpe *b = &t->bpe;
     b->byte_level = t->byte_level;
     TRY(js_get_bool(model, "byte_fallback", &b->byte_fallback, e));

@@ -74,13 +74,14 @@ static int load_config(struct tokenizer *t, const json_t *o, struct err *e)
     return OK;
 }
 
-static int load_all(struct tokenizer *t, const json_t *root, const json_t *config, struct err *e)
+static int load_all(struct tokenizer *t, const json_t *root, struct scan *vocab,
+                    struct scan *merges, const json_t *config, struct err *e)
 {
     if (!json_is_object(root))
         return FAIL(e, E_FORMAT, "must be an object, not %s", js_type_name(root));
     TRY(tok_load_norm(t, root, e));
     TRY(tok_load_pre(t, root, e));
-    TRY(tok_load_model(t, root, e));
+    TRY(tok_load_model(t, root, vocab, merges, e));
     TRY(tok_load_added(t, root, e));
     TRY(tok_load_post(t, root, e));
     TRY(tok_load_decoder(t, root, e));
@@ -90,31 +91,42 @@ static int load_all(struct tokenizer *t, const json_t *root, const json_t *confi
     return OK;
 }
 
-static int build(struct tokenizer **out, const json_t *root, const json_t *config, struct err *e)
+/* `what` names the file in errors. */
+static int build(struct tokenizer **out, const char *text, size_t len, const char *what,
+                 const json_t *config, struct err *e)
 {
     struct tokenizer *t = MEM_NEW(struct tokenizer);
+    struct scan vocab, merges;
+    struct buf rest = {0};
+    json_t *root = NULL;
+    int ret;
     t->bos = t->eos = -1;
     t->bpe.unk = -1;
-    int ret = load_all(t, root, config, e);
+    scan_split(text, len, &vocab, &merges, &rest);
+    TRY_OUT(js_parse(&root, buf_cstr(&rest), rest.len, what, e));
+    ret = load_all(t, root, &vocab, &merges, config, e);
     if (ret < 0) {
-        tok_close(t);
-        return ret;
+        err_prefix(e, "%s", what);
+        goto out;
     }
     *out = t;
-    return OK;
+    t = NULL;
+out:
+    tok_close(t);
+    json_decref(root);
+    buf_done(&rest);
+    return ret;
 }
 
 int tok_parse(struct tokenizer **out, const char *json, size_t len, const char *config,
               size_t config_len, struct err *e)
 {
-    json_t *root = NULL, *conf = NULL;
+    json_t *conf = NULL;
     int ret;
-    TRY_OUT(js_parse(&root, json, len, "tokenizer.json", e));
     if (config)
         TRY_OUT(js_parse(&conf, config, config_len, "tokenizer_config.json", e));
-    TRY_OUT(build(out, root, conf, e));
+    TRY_OUT(build(out, json, len, "tokenizer.json", conf, e));
 out:
-    json_decref(root);
     json_decref(conf);
     return ret;
 }
@@ -123,17 +135,16 @@ int tok_open(struct tokenizer **out, const char *dir, struct err *e)
 {
     char *path = path_join(dir, "tokenizer.json");
     char *conf_path = path_join(dir, "tokenizer_config.json");
-    json_t *root = NULL, *conf = NULL;
+    struct file_map m = {0};
+    json_t *conf = NULL;
     int ret;
-    TRY_OUT(js_load(&root, path, e));
+    TRY_OUT(file_map_open(&m, path, e));
     if (file_exists(conf_path))
         TRY_OUT(js_load(&conf, conf_path, e));
-    ret = build(out, root, conf, e);
-    if (ret < 0)
-        err_prefix(e, "%s", path);
+    TRY_OUT(build(out, m.p, m.len, path, conf, e));
 out:
-    json_decref(root);
     json_decref(conf);
+    file_map_close(&m);
     mem_free(path);
     mem_free(conf_path);
     return ret;
