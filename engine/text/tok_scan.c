@@ -7,10 +7,21 @@
 
 #include "engine/base/utf8.h"
 
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
 static void space(struct scan *s)
 {
-    while (s->at < s->n && strchr(" \t\r\n", s->p[s->at]) && s->p[s->at])
+    while (s->at < s->n && is_space(s->p[s->at]))
         s->at++;
+}
+
+/* Where a number or a name ends. */
+static bool is_border(char c)
+{
+    return is_space(c) || c == ',' || c == ':' || c == ']' || c == '}' || c == '"' || !c;
 }
 
 /* The next character behind white space, 0 at the end. */
@@ -103,7 +114,7 @@ static int string(struct scan *s, struct buf *out, struct err *e)
 static void skip_string(struct scan *s)
 {
     for (s->at++; s->at < s->n && s->p[s->at] != '"'; s->at++)
-        s->at += s->p[s->at] == '\\';
+        s->at += s->p[s->at] == '\\' && s->at + 1 < s->n;
     s->at += s->at < s->n;
 }
 
@@ -130,8 +141,9 @@ static void skip_value(struct scan *s)
                 return;
             s->at++;
         } else {
-            while (s->at < s->n && !strchr(",:]}\" \t\r\n", s->p[s->at]))
+            do
                 s->at++;
+            while (s->at < s->n && !is_border(s->p[s->at]));
         }
     } while (depth);
 }
