@@ -91,8 +91,6 @@ static int check_message(json_t *m, size_t at, struct api_err *e)
         return api_bad_type(e, param, "a string", role);
     if (!json_string_length(role))
         return api_fail(e, 400, "invalid_value", param, "'%s' must not be empty", param);
-    if (!strcmp(json_string_value(role), "developer"))
-        json_object_set_new(m, "role", json_string("system"));
     json_t *calls = js_get(m, "tool_calls");
     if (calls && !json_is_array(calls)) {
         snprintf(param, sizeof param, "messages[%zu].tool_calls", at);
@@ -111,6 +109,8 @@ static int check_message(json_t *m, size_t at, struct api_err *e)
     snprintf(param, sizeof param, "messages[%zu].content", at);
     if (!c && !calls && strcmp(json_string_value(role), "assistant"))
         return api_fail(e, 400, NULL, param, "'%s' is missing", param);
+    if (!strcmp(json_string_value(role), "developer")) /* frees `role` */
+        json_object_set_new(m, "role", json_string("system"));
     if (!c) {
         json_object_set_new(m, "content", json_string(""));
         return OK;

@@ -2,6 +2,7 @@
 #include "kernels/cpu/internal.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include "kernels/cpu/fmath.h"
@@ -43,8 +44,9 @@ FN static void avx2_philox(uint32_t *out, uint32_t pos, uint32_t id, uint32_t k0
 
 static bool usable(void)
 {
+    unsigned a, b, c, d; /* clang 14 has no name for f16c */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
 /* maxps gives its second operand when one is NaN, so NaN never enters `m`. */

@@ -231,6 +231,7 @@ static const struct {
     {H("[{\"role\":1,\"content\":\"x\"}]"), "messages[0].role", 400},
     {H("[{\"role\":\"\",\"content\":\"x\"}]"), "messages[0].role", 400},
     {H("[{\"role\":\"user\"}]"), "messages[0].content", 400},
+    {H("[{\"role\":\"developer\"}]"), "messages[0].content", 400},
     {H("[{\"role\":\"user\",\"content\":null}]"), "messages[0].content", 400},
     {H("[{\"role\":\"user\",\"content\":1}]"), "messages[0].content", 400},
     {H("[{\"role\":\"user\",\"content\":{}}]"), "messages[0].content", 400},
