@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "engine/base/check.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
 #include "engine/engine.h"
 #include "server/config.h"
 
@@ -202,6 +204,22 @@ START_TEST(help)
 }
 END_TEST
 
+/* The README's table is what the program prints. */
+START_TEST(readme)
+{
+    struct buf m = {0};
+    char *text;
+    size_t n;
+    struct err e = {0};
+    ck_assert_msg(file_read(&text, &n, "README.md", 1 << 20, &e) == OK, "%s", e.text);
+    config_markdown(&m, CMD_SERVE);
+    ck_assert_msg(strstr(text, buf_cstr(&m)) != NULL,
+                  "README.md: put the output of `specd help-markdown` between the flags marks");
+    mem_free(text);
+    buf_done(&m);
+}
+END_TEST
+
 Suite *suite_config(void)
 {
     Suite *s = suite_create("config");
@@ -212,6 +230,7 @@ Suite *suite_config(void)
     tcase_add_test(t, file);
     tcase_add_test(t, shipped);
     tcase_add_test(t, help);
+    tcase_add_test(t, readme);
     suite_add_tcase(s, t);
     return s;
 }
