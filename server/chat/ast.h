@@ -126,6 +126,7 @@ struct chat_template {
     uint32_t n_syms, cap_syms;
     uint32_t bucket[JT_SYM_BUCKETS];
     uint32_t sym_loop, sym_caller, sym_varargs, sym_kwargs;
+    unsigned max_steps;        /* of one render */
     struct jt_token_var *vars; /* bos_token and the like */
     size_t n_vars, cap_vars;
 };

@@ -38,6 +38,7 @@ int chat_template_parse(struct chat_template **out, const char *text, size_t len
     if (!utf8_valid(text, len))
         return FAIL(e, E_FORMAT, "chat template is not UTF-8");
     struct chat_template *t = MEM_NEW(struct chat_template);
+    t->max_steps = LIM_CHAT_STEPS;
     take_source(t, text, len);
     int ret = jt_parse(t, e);
     if (ret < 0) {
@@ -70,6 +71,11 @@ void chat_template_set_token(struct chat_template *t, const char *name, const ch
     }
     MEM_GROW(t->vars, t->cap_vars, t->n_vars + 1);
     t->vars[t->n_vars++] = v;
+}
+
+void chat_template_set_steps(struct chat_template *t, unsigned steps)
+{
+    t->max_steps = steps < LIM_CHAT_STEPS ? steps : LIM_CHAT_STEPS;
 }
 
 /* --- loading --- */

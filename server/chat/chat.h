@@ -26,6 +26,8 @@ int chat_template_load(struct chat_template **out, const char *model_dir, struct
 void chat_template_free(struct chat_template *t);
 /* Sets a string variable that counts as template text (bos_token and the like). */
 void chat_template_set_token(struct chat_template *t, const char *name, const char *value);
+/* Lowers the bound on steps of each render (default and maximum LIM_CHAT_STEPS). */
+void chat_template_set_steps(struct chat_template *t, unsigned steps);
 
 struct chat_text {
     struct buf text;        /* the prompt */

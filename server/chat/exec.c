@@ -27,8 +27,8 @@ int rt_fail(struct jt_rt *rt, int code, const char *fmt, ...)
 int rt_step(struct jt_rt *rt, size_t bytes)
 {
     rt->steps += 1 + bytes / 32;
-    if (rt->steps > LIM_CHAT_STEPS)
-        return rt_fail(rt, E_RANGE, "the template takes more than %d steps", LIM_CHAT_STEPS);
+    if (rt->steps > rt->t->max_steps)
+        return rt_fail(rt, E_RANGE, "the template takes more than %u steps", rt->t->max_steps);
     if (rt->arena.used > LIM_CHAT_MEMORY)
         return rt_fail(rt, E_RANGE, "the template takes more than %d bytes of memory",
                        LIM_CHAT_MEMORY);

@@ -375,7 +375,8 @@ static int choose(struct jt_rt *rt, struct jt_val in, const struct jt_args *a, b
             return rt_fail(rt, E_UNSUPPORTED, "test '%.60s'", tname);
         at++;
     }
-    struct jt_args rest = {.v = a->v + at, .n = a->n - at, .kw = a->kw, .n_kw = a->n_kw};
+    struct jt_args rest = {
+        .v = a->n ? a->v + at : NULL, .n = a->n - at, .kw = a->kw, .n_kw = a->n_kw};
     TRY(jt_items(rt, in, &l));
     for (size_t i = 0; i < l->n; i++) {
         struct jt_val x = l->v[i];

@@ -9,13 +9,22 @@
 
 #define NOT_FOUND SIZE_MAX
 
-/* First occurrence of q in p[from, to). */
+/* First occurrence of q in p[from, to). By windows: a near hit then costs the window, not the rest
+ * of the text, which a checked memmem would read on every call. */
 static size_t find_in(const char *p, size_t from, size_t to, const char *q, size_t n)
 {
     if (from > to || n > to - from)
         return NOT_FOUND;
-    const char *hit = n ? memmem(p + from, to - from, q, n) : p + from;
-    return hit ? (size_t)(hit - p) : NOT_FOUND;
+    if (!n)
+        return from;
+    for (size_t step = 256; n <= to - from; step *= 2) {
+        size_t len = step + n - 1 < to - from ? step + n - 1 : to - from;
+        const char *hit = memmem(p + from, len, q, n);
+        if (hit)
+            return (size_t)(hit - p);
+        from += len - n + 1;
+    }
+    return NOT_FOUND;
 }
 
 static size_t rfind_in(const char *p, size_t from, size_t to, const char *q, size_t n)
