@@ -23,10 +23,10 @@ TEST_LIBS = $(shell pkg-config --libs check liblzma)
 
 LIB_SRC  := $(sort $(shell find engine kernels attention $(wildcard speculative) -name '*.c'))
 SRV_SRC  := $(filter-out server/main.c,$(sort $(shell find server -name '*.c')))
-TEST_SRC := $(sort $(shell find test -name '*.c' -not -path 'test/bench/*' -not -path 'test/fuzz/main.c'))
+TEST_SRC := $(sort $(shell find test -name '*.c' -not -path 'test/bench/*' -not -path 'test/real/*' -not -path 'test/fuzz/main.c'))
 BENCH    := $(sort $(wildcard test/bench/*.c))
 HEADERS  := $(sort $(shell find engine kernels attention $(wildcard speculative) server -name '*.h'))
-SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH)
+SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH) $(wildcard test/real/*.c)
 obj       = $(patsubst %,$(B)/%.o,$(1))
 
 all: $(B)/specd $(B)/link ## build the daemon: build/specd
@@ -37,6 +37,8 @@ $(B)/specd: $(call obj,server/main.c $(SRV_SRC)) $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
 $(B)/specd_test: $(call obj,$(TEST_SRC) $(SRV_SRC)) $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(TEST_LIBS) $(LIBS)
+$(B)/real_chat: $(call obj,test/real/test_chat_real.c test/unit/chat_cases.c $(SRV_SRC)) $(B)/libspecd.a
+	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
 $(B)/bench_%: $(B)/test/bench/%.c.o $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
 $(B)/%.c.o: %.c $(B)/flags
