@@ -5,7 +5,8 @@
 
 #include "engine/base/check.h"
 
-const struct cpu_isa *const cpu_isa_list[] = {&cpu_isa_avx2, &cpu_isa_scalar, NULL};
+const struct cpu_isa *const cpu_isa_list[] = {&cpu_isa_avx512, &cpu_isa_avx2, &cpu_isa_scalar,
+                                              NULL};
 
 const struct cpu_isa *cpu_isa_best(void)
 {

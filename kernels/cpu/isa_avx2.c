@@ -1,13 +1,12 @@
 /* AVX2 + FMA + F16C forms; see isa_scalar.c for what they compute. Pure functions. */
-#include "kernels/cpu/internal.h"
+#include "kernels/cpu/isa_x86.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
 
 #include "kernels/cpu/fmath.h"
 
-#define FN __attribute__((target("avx2,fma,f16c")))
+#define FN AVX2_FN
 /* Products of eight 32-bit numbers with m: high and low halves. */
 FN static inline void mul_hilo(__m256i x, __m256i m, __m256i *hi, __m256i *lo)
 {
@@ -16,7 +15,7 @@ FN static inline void mul_hilo(__m256i x, __m256i m, __m256i *hi, __m256i *lo)
     *lo = _mm256_blend_epi32(e, _mm256_slli_epi64(o, 32), 0xaa);
 }
 
-FN static void avx2_philox(uint32_t *out, uint32_t pos, uint32_t id, uint32_t k0, uint32_t k1)
+FN void avx2_philox(uint32_t *out, uint32_t pos, uint32_t id, uint32_t k0, uint32_t k1)
 {
     const __m256i m0 = _mm256_set1_epi32((int)0xd2511f53u),
                   m1 = _mm256_set1_epi32((int)0xcd9e8d57u);
@@ -50,7 +49,7 @@ static bool usable(void)
 }
 
 /* maxps gives its second operand when one is NaN, so NaN never enters `m`. */
-FN static float avx2_max(const float *x, int n, int *nan)
+FN float avx2_max(const float *x, int n, int *nan)
 {
     __m256 m[4], bad = _mm256_setzero_ps();
     for (int k = 0; k < 4; k++)
@@ -76,7 +75,7 @@ FN static float avx2_max(const float *x, int n, int *nan)
     return max;
 }
 
-FN static float avx2_scale_max(float *s, int n, float scale)
+FN float avx2_scale_max(float *s, int n, float scale)
 {
     __m256 a = _mm256_set1_ps(-INFINITY), b = a, f = _mm256_set1_ps(scale);
     for (int i = 0; i < n; i += 16) {
@@ -120,7 +119,7 @@ FN static float avx2_dot(const float *x, const float *w, int k)
     return avx2_reduce(a, b);
 }
 
-FN static void avx2_cvt_f16(float *dst, const uint16_t *src, int n)
+FN void avx2_cvt_f16(float *dst, const uint16_t *src, int n)
 {
     int i = 0;
     for (; i + 8 <= n; i += 8)
@@ -167,19 +166,6 @@ FN static void avx2_pack_bf16(float *dst, const uint16_t *src, int k)
         _mm256_storeu_ps(lo, load_bf16(t));
         _mm256_storeu_ps(hi, load_bf16(t + 8));
     }
-}
-
-/* Adds (i, i+4), (i, i+2), (i, i+1) of four vectors of eight lanes at once. */
-FN static inline __m128 reduce4(__m256 a, __m256 b, __m256 c, __m256 d)
-{
-    __m256 ab =
-        _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-    __m256 cd =
-        _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
-    __m256 s = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
-    __m128 lo = _mm256_castps256_ps128(s), hi = _mm256_extractf128_ps(s, 1); /* a c, b d */
-    __m128 r = _mm_add_ps(_mm_shuffle_ps(lo, hi, 0x88), _mm_shuffle_ps(lo, hi, 0xdd));
-    return _mm_shuffle_ps(r, r, 0xd8);
 }
 
 enum { TR = 3, TC = 4, GROUP = 4 }; /* tile of 3 rows x 4 columns, 4 tiles share a weight half */
@@ -236,23 +222,6 @@ FN static inline void tile_packed(__m256 (*acc)[TC], const float *x, int64_t xs,
         tile_packed_2(acc, x, xs, w, steps);
     else
         tile_packed_1(acc, x, xs, w, steps);
-}
-
-FN static inline void put4(const struct cpu_out *o, int r, int c, int n, __m128 v)
-{
-    float *p = o->out + r * o->ldo + c;
-    if (n == 4) {
-        if (o->add)
-            v = _mm_add_ps(_mm_loadu_ps(p), v);
-        if (o->bias)
-            v = _mm_add_ps(v, _mm_loadu_ps(o->bias + c));
-        _mm_storeu_ps(p, v);
-        return;
-    }
-    float t[4];
-    _mm_storeu_ps(t, v);
-    for (int i = 0; i < n; i++)
-        cpu_out_put(o, r, c + i, t[i]);
 }
 
 FN static void avx2_panel(const struct cpu_out *o, const float *x, int rows, const float *w,
