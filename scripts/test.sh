@@ -8,10 +8,8 @@ cd "$(dirname "$0")/.."
 jobs=$(nproc 2>/dev/null || echo 2)
 
 sh scripts/deps.sh build test
-make -j"$jobs"
+make -j"$jobs" all bench
 make -j"$jobs" test
-if [ -d test/e2e ]; then
-    sh scripts/venv.sh
-    sh scripts/deps.sh promtool
-    .venv/bin/python -m pytest test/e2e "$@"
-fi
+sh scripts/venv.sh
+sh scripts/deps.sh promtool
+.venv/bin/python -m pytest test/e2e "$@"

@@ -542,7 +542,7 @@ static void print(double seconds, struct cpu used)
     if (opt.mode == SLOW)
         printf(",\"slow_max_gap_ms\":{\"p50\":%.2f,\"p99\":%.2f}", quantile(&st.gap_slow, .5),
                quantile(&st.gap_slow, .99));
-    if (opt.pid)
+    if (opt.pid && st.tokens)
         printf(",\"cpu_us_per_token\":%.2f,\"loop_us_per_token\":%.2f", used.all / tok,
                used.loop / tok);
     if (opt.same)
