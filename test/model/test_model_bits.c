@@ -182,6 +182,8 @@ static void all_ways(const char *name)
 
 START_TEST(rows_depend_on_prefix_alone)
 {
+    if (SANITIZED && _i % 3)
+        return;
     all_ways(variants[_i]);
 }
 END_TEST
