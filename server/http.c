@@ -11,6 +11,7 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -632,6 +633,20 @@ void http_tick(struct http *h, int64_t now)
 
 /* ---- start and stop ---- */
 
+/* A request needs two descriptors: its connection and the duplicate that is watched. */
+static unsigned connection_limit(const struct config *c)
+{
+    struct rlimit lim;
+    int64_t n = c->max_connections;
+    if (!getrlimit(RLIMIT_NOFILE, &lim) && lim.rlim_cur != RLIM_INFINITY &&
+        n > ((int64_t)lim.rlim_cur - 64) / 2) {
+        n = ((int64_t)lim.rlim_cur - 64) / 2;
+        LOG(LOG_WARN, "http", "%lld descriptors allow %lld connections, not %lld",
+            (long long)lim.rlim_cur, (long long)n, (long long)c->max_connections);
+    }
+    return (unsigned)(n < 1 ? 1 : n) + SPARE_CONNECTIONS;
+}
+
 static int bind_one(const struct addrinfo *a, int *out)
 {
     int on = 1, fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -683,11 +698,10 @@ int http_open(struct http **out, struct server *srv, struct err *e)
     h->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, on_access, h,
         MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, h->listen_fd,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)(c->max_connections + SPARE_CONNECTIONS),
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)c->keep_alive, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)POOL_BYTES, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_uri, NULL,
-        MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_LIMIT, connection_limit(c), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)c->keep_alive, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_uri, NULL, MHD_OPTION_END);
     if (!h->mhd) {
         close(h->listen_fd);
         mem_free(h);
@@ -722,13 +736,25 @@ size_t http_n_busy(const struct http *h)
     return n;
 }
 
-void http_each(struct http *h, void (*fn)(struct hreq *r))
+void http_each(struct http *h, void (*fn)(struct hreq *r, void *ud), void *ud)
 {
     struct hreq *next;
     for (struct hreq *r = h->first; r; r = next) {
         next = r->next;
-        fn(r);
+        fn(r, ud);
     }
+}
+
+static void gone_one(struct hreq *r, void *ud)
+{
+    (void)ud;
+    http_gone(r);
+}
+
+void http_gone_all(struct http *h)
+{
+    http_each(h, gone_one, NULL);
+    http_drive(h);
 }
 
 void http_quiesce(struct http *h)

@@ -78,7 +78,8 @@ void http_free(struct http *h);
 void http_tick(struct http *h, int64_t now);
 size_t http_n_requests(const struct http *h);
 size_t http_n_busy(const struct http *h); /* those whose body is in */
-void http_each(struct http *h, void (*fn)(struct hreq *r));
+void http_each(struct http *h, void (*fn)(struct hreq *r, void *ud), void *ud);
+void http_gone_all(struct http *h);
 void http_drive(struct http *h);
 
 /* Answers; takes the content of `body`. Works inside the handler and later. */

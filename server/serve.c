@@ -356,8 +356,7 @@ static void close_handles(struct server *s)
 static void stop_all(struct server *s)
 {
     http_quiesce(s->http);
-    http_each(s->http, http_gone);
-    http_drive(s->http);
+    http_gone_all(s->http);
     http_close(s->http);
     while (s->n_work)
         uv_run(&s->loop, UV_RUN_ONCE);

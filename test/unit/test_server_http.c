@@ -44,8 +44,7 @@ static void start(const char *flag, const char *value)
 
 static void stop(void)
 {
-    http_each(srv.http, http_gone);
-    http_drive(srv.http);
+    http_gone_all(srv.http);
     http_close(srv.http);
     uv_run(&srv.loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&srv.loop), 0);
