@@ -12,8 +12,10 @@
 #include "engine/base/thread.h"
 #include "test/unit/tokenizer_data.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { LONG = 1 << 18, LONG_US = 3000000 }; /* they cost a factor of ten */
+#if defined(__SANITIZE_THREAD__)
+enum { LONG = 1 << 16, LONG_US = 3000000 };
+#elif defined(__SANITIZE_ADDRESS__)
+enum { LONG = 1 << 18, LONG_US = 3000000 }; /* it costs a factor of ten */
 #else
 enum { LONG = 1 << 20, LONG_US = 1000000 };
 #endif

@@ -13,6 +13,12 @@
 #include "engine/text/stream.h"
 #include "test/unit/tokenizer_data.h"
 
+#if defined(__SANITIZE_THREAD__)
+enum { EACH = 4 }; /* nothing here has a second thread: a part of the streams */
+#else
+enum { EACH = 1 };
+#endif
+
 struct files {
     char *corpus, *ids, *text;
     struct cursor c, i, t;
@@ -79,7 +85,8 @@ static void check_decode(struct cursor *want, const struct tokenizer *t, const s
     bool same = *cur_bytes(want, 1) == 0;
     size_t k = same ? n : cur_varint(want);
     same_text(&got, same ? s : cur_bytes(want, k), k, "decode");
-    check_stream(t, ids->v, ids->n, false);
+    if (n % EACH == 0)
+        check_stream(t, ids->v, ids->n, false);
     buf_done(&got);
 }
 
