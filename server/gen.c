@@ -167,10 +167,10 @@ static void log_end(const struct gen *g)
 {
     static const char *const words[] = {"none", "stop", "length", "canceled", "error"};
     struct usage u = usage_of(g);
-    LOG(LOG_INFO, "api", "%s: %s%s, %lld + %lld tokens, %zu choice(s), %s, %.1f ms", g->r->rid,
-        g->render.chat ? "chat" : "completion", g->q.stream ? " stream" : "", (long long)u.prompt,
-        (long long)u.completion, g->n, words[g->c[0].ending.finish],
-        (double)(clock_us() - g->r->start_us) * 1e-3);
+    LOG(LOG_INFO, "api", "%s: %s%s, %lld + %lld tokens, %zu choice(s), seed %llu, %s, %.1f ms",
+        g->r->rid, g->render.chat ? "chat" : "completion", g->q.stream ? " stream" : "",
+        (long long)u.prompt, (long long)u.completion, g->n, (unsigned long long)g->c[0].seed,
+        words[g->c[0].ending.finish], (double)(clock_us() - g->r->start_us) * 1e-3);
 }
 
 static void answer(struct gen *g)
@@ -272,6 +272,7 @@ static void take_done(struct choice *c, const struct gen_evt *e)
     else if (e->finish == FINISH_STOP && !e->stop_is_eos)
         c->ending.stop_id = e->stop_id;
     c->n_cached = e->stats.n_cached;
+    c->seed = e->stats.seed;
     g->n_done++;
     if (g->finished)
         return;

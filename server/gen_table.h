@@ -19,6 +19,7 @@ struct choice {
     bool live;     /* in the table: its final event is still to come */
     bool started, done, role_sent;
     int n_out, n_cached;
+    uint64_t seed;    /* the one used, once it is done */
     int64_t last_us;  /* last token */
     struct buf text;  /* echo not yet sent; the whole text when not streaming */
     struct buf ids;   /* return_token_ids: not yet sent, comma separated */
