@@ -22,7 +22,7 @@ make all
 ran=0
 for t in test/real/test_*.py; do
     echo "== $t"
-    "$PYTHON" "$t"
+    "$PYTHON" -u "$t"
     ran=$((ran + 1))
 done
 [ "$ran" -gt 0 ] || { echo "no test found" >&2; exit 1; }

@@ -365,6 +365,7 @@ static const struct {
     {"llama2", "attn_logit_softcapping", "null"},
     {"llama2", "some_new_note", "\"written by a tool\""},
     {"llama2", "dtype", "\"float32\""},
+    {"llama2", "keys_to_ignore_at_inference", "[\"past_key_values\"]"},
     {"llama2", "rope_scaling", "{\"type\":\"default\"}"},
     {"llama2", "rope_parameters", "{\"rope_type\":\"default\",\"rope_theta\":10000}"},
     {"llama2", "vocab_size", "131.0"},
