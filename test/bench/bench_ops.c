@@ -207,6 +207,41 @@ static void bench_model(int rows, int head_rows)
     mem_free(m.y);
 }
 
+static void heads_run(void *ud)
+{
+    CHECK(dev_cpu.ops->matmul_heads(g_dev, ud) == OK);
+}
+
+static void bench_heads(int rows, bool transposed)
+{
+    if (!wanted("matmul_heads"))
+        return;
+    enum { HEADS = 16, NOPE = 128, LORA = 512 };
+    int in = transposed ? NOPE : LORA, out = transposed ? LORA : NOPE;
+    struct op_matmul_heads a = {.out = randf((size_t)rows * HEADS * (size_t)out, 1),
+                                .x = randf((size_t)rows * HEADS * (size_t)in, 1),
+                                .w = {rand_weight(HEADS * NOPE * 2 * LORA, DT_BF16), DT_BF16,
+                                      HEADS * NOPE * 2, LORA, NULL, DT_NONE},
+                                .rows = rows,
+                                .heads = HEADS,
+                                .w_head_stride = NOPE * 2,
+                                .w_row0 = transposed ? 0 : NOPE,
+                                .n_rows = NOPE,
+                                .ldx = HEADS * in,
+                                .x_stride = in,
+                                .ldo = HEADS * out,
+                                .out_stride = out,
+                                .transposed = transposed};
+    char shape[64];
+    snprintf(shape, sizeof shape, "M%d 16 x 128 x 512 bf16%s", rows,
+             transposed ? ", transposed" : "");
+    double ms = best_ms(heads_run, &a, 5);
+    report("matmul_heads", shape, ms, 0, 2.0 * rows * HEADS * NOPE * LORA);
+    mem_free(a.out);
+    mem_free((void *)a.x);
+    mem_free((void *)a.w.p);
+}
+
 /* ---- attention ---- */
 
 struct at {
@@ -432,6 +467,10 @@ static void bench_small(int rows)
 
 static void bench_more(void)
 {
+    for (int rows = 1; rows <= 256; rows *= 16) {
+        bench_heads(rows, false);
+        bench_heads(rows, true);
+    }
     bench_attn("GQA 9/3 x 64, decode 1 x 2048", ATTN_GQA, 9, 3, 64, 64, 1, 1, 2048);
     bench_attn("GQA 9/3 x 64, decode 32 x 512", ATTN_GQA, 9, 3, 64, 64, 32, 32, 512);
     bench_attn("GQA 9/3 x 64, prefill 512 of 512", ATTN_GQA, 9, 3, 64, 64, 1, 512, 512);
