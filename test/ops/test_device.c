@@ -41,8 +41,10 @@ START_TEST(memory)
     for (int i = 0; i < 5; i++) {
         ck_assert_int_eq(dev_cpu.alloc(d, &p[i], sizes[i], (enum dev_mem)(i & 1), &e), OK);
         ck_assert_uint_eq((uintptr_t)p[i] % 64, 0);
+        int set = 0;
         for (size_t k = 0; k < sizes[i]; k++)
-            ck_assert_int_eq(((char *)p[i])[k], 0);
+            set |= ((char *)p[i])[k];
+        ck_assert_int_eq(set, 0);
         memset(p[i], 1, sizes[i]);
     }
     void *none = NULL;
@@ -129,7 +131,7 @@ struct tally {
 static void tally_hit(void *ud, int i)
 {
     struct tally *t = ud;
-    ck_assert(i >= 0 && i < t->n);
+    CHECK(i >= 0 && i < t->n);
     atomic_fetch_add(&t->hits[i], 1);
 }
 
@@ -144,8 +146,10 @@ START_TEST(pool)
         for (int round = 0; round < 300; round++) {
             t->n = round % 7 == 0 ? round * 10 : round % 23;
             cpu_parallel(d, t->n, tally_hit, t);
+            int wrong = 0;
             for (int i = 0; i < t->n; i++)
-                ck_assert_int_eq(atomic_exchange(&t->hits[i], 0), 1);
+                wrong += atomic_exchange(&t->hits[i], 0) != 1;
+            ck_assert_int_eq(wrong, 0);
         }
         mem_free(t);
         dev_cpu.close(d);
@@ -163,6 +167,8 @@ START_TEST(dtypes)
     /* all bf16 values survive; halves and ties round to even */
     for (uint32_t h = 0; h < 65536; h++) {
         float f = dtype_bf16_to_f32((uint16_t)h);
+        if (f == f && dtype_f32_to_bf16(f) == h)
+            continue;
         if (f == f)
             ck_assert_uint_eq(dtype_f32_to_bf16(f), h);
         else
@@ -200,17 +206,19 @@ START_TEST(conversions)
         const struct cpu_isa *isa = cpu_isa_list[k];
         if (!isa->usable || !isa->usable())
             continue;
-        for (int n = 65519; n < 65536; n += 5) {
+        for (int n = 65529; n < 65536; n += 3) { /* with tails */
+            int wrong = 0;
             isa->cvt_f16(got, h, n);
             for (int i = 0; i < n; i++) {
                 float want = dtype_f16_to_f32(h[i]);
-                ck_assert(want != want ? got[i] != got[i] : memcmp(&want, &got[i], 4) == 0);
+                wrong += want != want ? got[i] == got[i] : memcmp(&want, &got[i], 4) != 0;
             }
             isa->cvt_bf16(got, h, n);
             for (int i = 0; i < n; i++) {
                 float want = dtype_bf16_to_f32(h[i]);
-                ck_assert(memcmp(&want, &got[i], 4) == 0);
+                wrong += memcmp(&want, &got[i], 4) != 0;
             }
+            ck_assert_int_eq(wrong, 0);
         }
         isa->cvt_f8(got, b, 256, 0.37f);
         for (int i = 0; i < 256; i++) {
