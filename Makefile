@@ -8,6 +8,14 @@ BUILD ?= build
 B     := $(BUILD)/$(MODE)
 VERSION := 0.1.0
 
+# CUDA is built when nvcc is there: CUDA=0 leaves it out, ARCH names the GPU.
+CUDA  ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
+ARCH  ?= 90a
+CUDA_HOME ?= $(abspath $(dir $(shell readlink -f $$(command -v $(NVCC)) 2>/dev/null))..)
+CU_FLAGS = -std=c++17 -I. -MMD -MP -O3 -g -lineinfo -gencode arch=compute_$(ARCH),code=sm_$(ARCH) $(NVFLAGS)
+CUDA_LIBS_1 = -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/targets/x86_64-linux/lib -Wl,-rpath,$(CUDA_HOME)/lib64 \
+              -lcublasLt -lcudart_static -lstdc++ -ldl -lrt
+
 PKGS := libuv libmicrohttpd jansson libpcre2-8 libutf8proc
 OPT_release := -O3 -g -DNDEBUG
 OPT_debug   := -O0 -g3
@@ -15,36 +23,43 @@ SAN_asan    := -fsanitize=address,undefined -fno-sanitize-recover=all
 SAN_tsan    := -fsanitize=thread
 OPT = $(or $(OPT_$(MODE)),-O1 -g -fno-omit-frame-pointer) $(SAN_$(MODE))
 # No contraction: a row's bits must not depend on what the compiler fused (kernels/README.md).
-C_FLAGS = -std=c17 -D_GNU_SOURCE -I. -MMD -MP -DSPECD_VERSION='"$(VERSION)"' $(OPT) \
+C_FLAGS = -std=c17 -D_GNU_SOURCE -I. -MMD -MP -DSPECD_VERSION='"$(VERSION)"' -DHAVE_CUDA=$(CUDA) $(OPT) \
           -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes \
           $(if $(WERROR),-Werror) $(shell pkg-config --cflags $(PKGS)) $(CFLAGS)
-LIBS = $(shell pkg-config --libs $(PKGS)) -lpthread -lm
+LIBS = $(shell pkg-config --libs $(PKGS)) $(CUDA_LIBS_$(CUDA)) -lpthread -lm
 TEST_LIBS = $(shell pkg-config --libs check liblzma)
 
 LIB_SRC  := $(sort $(shell find engine kernels attention $(wildcard speculative) -name '*.c'))
+CU_SRC   := $(if $(filter 1,$(CUDA)),$(sort $(shell find kernels attention -name '*.cu')))
 SRV_SRC  := $(filter-out server/main.c,$(sort $(shell find server -name '*.c')))
-TEST_SRC := $(sort $(shell find test -name '*.c' -not -path 'test/bench/*' -not -path 'test/real/*' -not -path 'test/fuzz/main.c'))
+TEST_SRC := $(sort $(shell find test -name '*.c' -not -path 'test/bench/*' -not -path 'test/real/*' -not -path 'test/gpu/*' -not -path 'test/fuzz/main.c'))
+GPU_SRC  := $(sort $(wildcard test/gpu/*.c))
 BENCH    := $(sort $(wildcard test/bench/*.c))
 HEADERS  := $(sort $(shell find engine kernels attention $(wildcard speculative) server -name '*.h'))
-SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH) $(wildcard test/real/*.c)
+SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH) $(wildcard test/real/*.c) $(GPU_SRC)
 obj       = $(patsubst %,$(B)/%.o,$(1))
 
 all: $(B)/specd $(B)/link ## build the daemon: build/specd
 $(B)/link: $(B)/specd
 	@ln -sfn $(MODE)/specd $(BUILD)/specd && touch $@
-$(B)/libspecd.a: $(call obj,$(LIB_SRC)) ; @rm -f $@ && $(AR) rcs $@ $^
+$(B)/libspecd.a: $(call obj,$(LIB_SRC) $(CU_SRC)) ; @rm -f $@ && $(AR) rcs $@ $^
 $(B)/specd: $(call obj,server/main.c $(SRV_SRC)) $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
 $(B)/specd_test: $(call obj,$(TEST_SRC) $(SRV_SRC)) $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(TEST_LIBS) $(LIBS)
 $(B)/real_chat: $(call obj,test/real/test_chat_real.c test/unit/chat_cases.c $(SRV_SRC)) $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
+$(B)/specd_test_gpu: $(call obj,$(GPU_SRC)) $(B)/libspecd.a
+	$(CC) -o $@ $^ $(TEST_LIBS) $(LIBS)
 $(B)/bench_%: $(B)/test/bench/%.c.o $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
 $(B)/%.c.o: %.c $(B)/flags
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(C_FLAGS) $(X_FLAGS) -I$(B) -c $< -o $@
+$(B)/kernels/cuda/sample.cu.o: private NVFLAGS += -fmad=false # the CPU device's noise bits
+$(B)/%.cu.o: %.cu $(B)/flags
+	@mkdir -p $(@D) && echo "  NVCC $<" && $(NVCC) $(CU_FLAGS) -c $< -o $@
 $(B)/flags: FORCE # rebuild when flags change
-	@mkdir -p $(B); echo '$(CC) $(C_FLAGS)' | cmp -s - $@ || echo '$(CC) $(C_FLAGS)' >$@
+	@mkdir -p $(B); echo '$(CC) $(C_FLAGS) $(CU_FLAGS)' | cmp -s - $@ || echo '$(CC) $(C_FLAGS) $(CU_FLAGS)' >$@
 # Every function `Suite *suite_NAME(void)` under test/ is run: a new file needs no list to edit.
 $(B)/suites.inc: FORCE
 	@mkdir -p $(B); sed -nE 's/^Suite \*(suite_[a-z0-9_]+)\(void\)$$/SUITE(\1)/p' $(TEST_SRC) | sort >$@.new; $(call if_new,$@)
@@ -61,8 +76,10 @@ RUN_ENV := CK_RUN_SUITE=$(word 1,$(subst :, ,$(T))) $(if $(findstring :,$(T)),CK
 endif
 test: $(B)/specd_test $(B)/specd $(B)/link ## C tests, no network (T=suite or T=suite:case runs one)
 	$(RUN_ENV) CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SAN_$(MODE)),5,1) timeout 900 $(B)/specd_test
+test-gpu: $(B)/specd_test_gpu ## the contracts on a GPU, against the CPU device (no GPU is a failure)
+	timeout 600 $(B)/specd_test_gpu
 asan tsan: ## the same tests under address+undefined or thread sanitizer
-	$(MAKE) MODE=$@ test T=$(T)
+	$(MAKE) MODE=$@ CUDA=0 test T=$(T)
 test-real: ## a real public model against transformers (downloads)
 	sh scripts/test_real.sh
 bench: $(patsubst test/bench/%.c,$(B)/bench_%,$(BENCH)) $(B)/specd ## build the benchmarks (test/bench/README.md)
@@ -85,5 +102,5 @@ clean: ## remove build output
 help: ## this list
 	@sed -nE 's/^([a-z][a-z -]*):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 FORCE:
-.PHONY: all test test-real asan tsan bench fuzz check format install clean help FORCE
+.PHONY: all test test-gpu test-real asan tsan bench fuzz check format install clean help FORCE
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

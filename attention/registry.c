@@ -2,4 +2,14 @@
 #include "attention/attn.h"
 #include "attention/ref/ref.h"
 
-const struct attn_backend *const attn_backends[] = {&ref_gqa, &ref_mla, &ref_mla_full, NULL};
+#if HAVE_CUDA
+extern const struct attn_backend attn_portable, attn_portable_mla;
+#endif
+
+const struct attn_backend *const attn_backends[] = {
+    &ref_gqa,       &ref_mla,           &ref_mla_full,
+#if HAVE_CUDA
+    &attn_portable, &attn_portable_mla,
+#endif
+    NULL,
+};

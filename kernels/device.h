@@ -56,6 +56,7 @@ struct dev_ops {
     int (*replay)(struct dev *d, struct dev_graph *g, struct err *e);
     void (*graph_free)(struct dev *d, struct dev_graph *g);
     const struct dev_counts *(*counts)(const struct dev *d);
+    int (*sm)(const struct dev *d); /* compute capability, 90 for 9.0; 0 on the CPU */
     /* Writes `value` to a word of pinned memory once all earlier work is done; the host polls the
      * word instead of waiting. query() tells, without waiting, whether the device has failed. */
     int (*mark)(struct dev *d, int64_t *word, int64_t value, struct err *e);

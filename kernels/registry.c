@@ -3,7 +3,12 @@
 
 #include "kernels/device.h"
 
+#if HAVE_CUDA
+extern const struct dev_ops dev_cuda;
+const struct dev_ops *const dev_list[] = {&dev_cuda, &dev_cpu, NULL};
+#else
 const struct dev_ops *const dev_list[] = {&dev_cpu, NULL};
+#endif
 
 const struct dev_ops *dev_find(const char *name)
 {

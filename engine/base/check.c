@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-noreturn void check_fail(const char *cond, const char *file, int line, const char *func)
+void check_fail(const char *cond, const char *file, int line, const char *func)
 {
     fprintf(stderr, "specd: CHECK failed: %s (%s:%d, %s)\n", cond, file, line, func);
     void *frames[48];

@@ -3,9 +3,8 @@
 #ifndef SPECD_BASE_CHECK_H
 #define SPECD_BASE_CHECK_H
 
-#include <stdnoreturn.h>
-
-noreturn void check_fail(const char *cond, const char *file, int line, const char *func);
+void check_fail(const char *cond, const char *file, int line, const char *func)
+    __attribute__((noreturn));
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \

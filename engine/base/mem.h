@@ -31,7 +31,7 @@ long mem_live(void);
             size_t grow_n_ = (size_t)(cap)*2 + 16;                                                 \
             if (grow_n_ < (size_t)(need))                                                          \
                 grow_n_ = (size_t)(need);                                                          \
-            (ptr) = mem_realloc((ptr), grow_n_, sizeof *(ptr));                                    \
+            (ptr) = (__typeof__(ptr))mem_realloc((ptr), grow_n_, sizeof *(ptr));                   \
             (cap) = (__typeof__(cap))grow_n_;                                                      \
         }                                                                                          \
     } while (0)

@@ -238,9 +238,10 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
     struct batch *b = &r->b;
     size_t rows_max = (size_t)b->c.rows_max;
     int32_t *slot = s->host, *pos = slot + rows_max, *req = pos + rows_max;
-    int32_t *head = req + rows_max; /* row0, n, last_sample, gather: reqs_max each */
+    /* reqs_max each; not the decode's lists, whose copy may still be on its way */
     size_t reqs = (size_t)b->c.reqs_max;
-    int32_t *row0 = head, *n = head + reqs, *last = n + reqs, *gather = last + reqs;
+    int32_t *rs = req + rows_max, *rg = rs + reqs;
+    int32_t *row0 = rg + reqs, *n = row0 + reqs, *last = n + reqs, *gather = last + reqs;
     int m = 0, longest = 0;
     bool scored = false;
     CHECK(s->n_chunk <= b->c.reqs_max && s->n_row <= r->dims[TGT_PREFILL].rows);
@@ -252,8 +253,8 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
             pos[ch->row0 + i] = ch->pos0 + i;
             req[ch->row0 + i] = c;
         }
-        s->req_slot[c] = ch->slot;
-        s->req_gen[c] = ch->gen;
+        rs[c] = ch->slot;
+        rg[c] = ch->gen;
         row0[c] = ch->row0;
         n[c] = ch->n;
         last[c] = ch->last ? m : -1;
@@ -267,8 +268,8 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
     TRY(copy_in(r, b->rows.slot, slot, nr, sizeof *slot, e));
     TRY(copy_in(r, b->rows.pos, pos, nr, sizeof *slot, e));
     TRY(copy_in(r, b->rows.req, req, nr, sizeof *slot, e));
-    TRY(copy_in(r, b->req_slot, s->req_slot, nc, sizeof *slot, e));
-    TRY(copy_in(r, b->req_gen, s->req_gen, nc, sizeof *slot, e));
+    TRY(copy_in(r, b->req_slot, rs, nc, sizeof *slot, e));
+    TRY(copy_in(r, b->req_gen, rg, nc, sizeof *slot, e));
     TRY(copy_in(r, b->req_row0, row0, nc, sizeof *slot, e));
     TRY(copy_in(r, b->req_n, n, nc, sizeof *slot, e));
     TRY(copy_in(r, b->last_sample, last, nc, sizeof *slot, e));
@@ -333,6 +334,13 @@ int runner_step(struct runner *r, struct step *s)
 
 /* ---- opening ---- */
 
+static void attn_need(const struct runner *r, int group, enum role role, enum attn_kind form,
+                      struct attn_need *out)
+{
+    model_attn_need(r->model, group, role, form, role == TGT_VERIFY ? r->rows_per_req : 0, out);
+    out->sm = r->ops->sm(r->d);
+}
+
 /* Chooses page size and backends for both roles. The form of MLA is the configured one, or, when a
  * backend is forced by name, the one it runs. */
 static int choose_attention(struct runner *r, const struct worker_conf *c, enum attn_kind form,
@@ -344,8 +352,7 @@ static int choose_attention(struct runner *r, const struct worker_conf *c, enum 
     int n = 0;
     for (int g = 0; g < mi->n_group; g++)
         for (int i = 0; i < 2; i++)
-            model_attn_need(r->model, g, roles[i], form,
-                            roles[i] == TGT_VERIFY ? r->rows_per_req : 0, &need[n++]);
+            attn_need(r, g, roles[i], form, &need[n++]);
     TRY(attn_page_size(&r->info.page, r->ops->name, need, n, c->block_size, e));
     for (int k = 0; k < n; k++) {
         struct attn_use *u = &r->attn[need[k].role][k / 2];
@@ -383,7 +390,7 @@ static int open_attention(struct runner *r, const struct worker_conf *c, struct 
         for (int g = 0; g < mi->n_group; g++) {
             struct attn_use *u = &r->attn[roles[i]][g];
             struct attn_need need;
-            model_attn_need(r->model, g, roles[i], form, verify ? r->rows_per_req : 0, &need);
+            attn_need(r, g, roles[i], form, &need);
             need.page = r->info.page;
             TRY(u->b->open(&u->a, r->d, &need, dims, e));
         }
@@ -443,20 +450,33 @@ static int record_graphs(struct runner *r, struct err *e)
     return OK;
 }
 
+/* The named device, or with "auto" the first of the build that opens: no GPU is no error then. */
+static int open_device(struct runner *r, const struct worker_conf *c, struct err *e)
+{
+    struct dev_conf dc = {.ordinal = 0, .threads = c->threads};
+    if (c->device && strcmp(c->device, "auto")) {
+        r->ops = dev_find(c->device);
+        if (!r->ops)
+            return FAIL(e, E_UNSUPPORTED, "device '%s' is not part of this build", c->device);
+        return r->ops->open(&r->d, &dc, e);
+    }
+    int ret = E_UNSUPPORTED;
+    for (int i = 0; dev_list[i] && ret == E_UNSUPPORTED; i++) {
+        r->ops = dev_list[i];
+        ret = r->ops->open(&r->d, &dc, e);
+    }
+    return ret;
+}
+
 int runner_open(struct runner *r, const struct worker_conf *c, struct err *e)
 {
     *r = (struct runner){.conf = *c};
     r->conf.model_dir = r->conf.device = r->conf.attention_backend = NULL;
-    bool any = !c->device || !strcmp(c->device, "auto");
-    r->ops = any ? dev_list[0] : dev_find(c->device);
-    if (!r->ops)
-        return FAIL(e, E_UNSUPPORTED, "device '%s' is not part of this build", c->device);
     int ret = OK;
     int64_t t0 = clock_us();
-    struct dev_conf dc = {.ordinal = 0, .threads = c->threads};
-    TRY_OUT(r->ops->open(&r->d, &dc, e));
+    TRY_OUT(open_device(r, c, e));
     TRY_OUT(model_open(&r->model, c->model_dir, e));
-    model_kv_dtype(r->model, r->ops->kv_dtype);
+    model_kv_dtype(r->model, c->kv_dtype ? c->kv_dtype : r->ops->kv_dtype);
     r->info.model = *model_info(r->model);
     r->info.device = r->ops->name;
     r->spec_env = (struct spec_env){.ops = r->ops, .d = r->d, .reqs_max = c->reqs_max};
@@ -510,7 +530,7 @@ static int blocks(struct runner *r, struct step *s, struct block *out)
 {
     size_t slots = (size_t)r->conf.slots_max, reqs = (size_t)r->conf.reqs_max;
     size_t rows = (size_t)r->conf.prefill_rows_max;
-    size_t staging = 3 * (size_t)r->b.c.rows_max + 4 * reqs; /* of prefill */
+    size_t staging = 3 * (size_t)r->b.c.rows_max + 6 * reqs; /* of prefill */
     struct block all[] = {
         {(void **)&s->host, staging * sizeof *s->host},
         {(void **)&s->head, 4 * sizeof *s->head},

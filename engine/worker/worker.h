@@ -29,6 +29,7 @@ struct worker_conf {
     int64_t kv_tokens;    /* capacity of every group in tokens */
     const char *attention_backend;
     enum attn_kind mla_form; /* 0: absorbed */
+    enum dtype kv_dtype;     /* DT_NONE: the device's */
 };
 
 /* A chunk of a prompt: rows [row0, row0 + n) of the step's prefill arrays, positions pos0 … */

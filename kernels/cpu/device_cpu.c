@@ -222,6 +222,12 @@ static const struct dev_counts *cpu_counts(const struct dev *d)
 OP_LIST(WRAP)
 #undef WRAP
 
+static int cpu_sm(const struct dev *d)
+{
+    (void)d;
+    return 0;
+}
+
 static int cpu_mark(struct dev *d, int64_t *word, int64_t value, struct err *e)
 {
     (void)d;
@@ -263,6 +269,7 @@ const struct dev_ops dev_cpu = {
     .replay = cpu_replay,
     .graph_free = cpu_graph_free,
     .counts = cpu_counts,
+    .sm = cpu_sm,
     .mark = cpu_mark,
     .query = cpu_query,
     .resolve = cpu_resolve,

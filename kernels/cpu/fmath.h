@@ -11,7 +11,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define FM_INLINE static __host__ __device__ __forceinline__
+#else
 #define FM_INLINE static inline __attribute__((always_inline))
+#endif
 
 FM_INLINE uint32_t fm_bits(float f)
 {

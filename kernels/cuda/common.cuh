@@ -1,0 +1,142 @@
+/* Private to the CUDA device: the open device, error macros, element loads and block sums.
+ *
+ * Activations are fp32 in memory, as on the CPU device. C in spirit: templates for element types
+ * only. */
+#ifndef SPECD_CUDA_COMMON_CUH
+#define SPECD_CUDA_COMMON_CUH
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "kernels/cuda/stream.h"
+}
+
+struct cuda_block {
+    void *p;
+    bool pinned;
+};
+
+struct cuda_plan { /* one cuBLASLt product shape */
+    int64_t n, k;
+    int m;
+    bool accumulate;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct cuda_mirror { /* host memory copied to the device */
+    const char *host;
+    char *dev;
+    size_t bytes;
+};
+
+enum { CUDA_BLOCKS_MAX = 4096, CUDA_PLANS_MAX = 1024 };
+
+struct dev {
+    struct dev_conf conf;
+    struct dev_counts counts;
+    bool frozen, recording;
+    int sm, n_sm; /* compute capability as 10 * major + minor; multiprocessors */
+    cudaStream_t stream;
+    cublasLtHandle_t lt;
+    void *lt_ws;   /* cuBLASLt workspace */
+    char *scratch; /* bf16 copies of activations and dequantised weights of one product */
+    struct cuda_block block[CUDA_BLOCKS_MAX];
+    int n_block, n_graph;
+    struct cuda_plan plan[CUDA_PLANS_MAX];
+    int n_plan;
+    struct cuda_mirror *mirror; /* ascending by host address */
+    int n_mirror, cap_mirror;
+    char *stage[2]; /* pinned, for mirrors */
+    cudaEvent_t staged[2];
+};
+
+static const size_t CUDA_LT_BYTES = (size_t)32 << 20;
+static const size_t CUDA_SCRATCH_BYTES = (size_t)512 << 20; /* half for each operand */
+
+#define CU(e, call)                                                                                \
+    do {                                                                                           \
+        cudaError_t cu_r_ = (call);                                                                \
+        if (cu_r_ != cudaSuccess)                                                                  \
+            return FAIL(e, cu_r_ == cudaErrorMemoryAllocation ? E_NOMEM : E_DEVICE,                \
+                        "cuda: %s: %s", #call, cudaGetErrorString(cu_r_));                         \
+    } while (0)
+
+/* After a launch: the launch's own error; faults of the kernel show at the next wait. */
+static inline int cuda_launched(struct dev *d)
+{
+    d->counts.launches += !d->recording;
+    return cudaPeekAtLastError() == cudaSuccess ? OK : E_DEVICE;
+}
+
+static inline int64_t cuda_div_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* The weight with device addresses. */
+struct weight cuda_weight_dev(const struct dev *d, struct weight w);
+
+/* Element i of an array of type dt (bf16, f16, f32, fp8) as float. */
+static __device__ __forceinline__ float cuda_load(const void *p, enum dtype dt, int64_t i)
+{
+    switch (dt) {
+    case DT_F32:
+        return ((const float *)p)[i];
+    case DT_BF16:
+        return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+    case DT_F16:
+        return __half2float(((const __half *)p)[i]);
+    case DT_F8E4M3:
+        return float(((const __nv_fp8_e4m3 *)p)[i]);
+    default:
+        return 0;
+    }
+}
+
+/* Element (i, j) of a weight, block scales applied. */
+static __device__ __forceinline__ float cuda_weight(const struct weight &w, int64_t i, int64_t j)
+{
+    float v = cuda_load(w.p, w.dt, i * w.k + j);
+    if (w.dt == DT_F8E4M3)
+        v *= cuda_load(w.scale, w.scale_dt, i / 128 * ((w.k + 127) / 128) + j / 128);
+    return v;
+}
+
+static __device__ __forceinline__ float cuda_warp_sum(float v)
+{
+    for (int o = 16; o > 0; o >>= 1)
+        v += __shfl_xor_sync(0xffffffffu, v, o);
+    return v;
+}
+
+static __device__ __forceinline__ float cuda_warp_max(float v)
+{
+    for (int o = 16; o > 0; o >>= 1)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o));
+    return v;
+}
+
+/* Sum over a block of at most 1024 threads; every thread gets it. */
+static __device__ __forceinline__ float cuda_block_sum(float v)
+{
+    __shared__ float part[32];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, n = (blockDim.x + 31) >> 5;
+    v = cuda_warp_sum(v);
+    __syncthreads(); /* an earlier use of part[] is over */
+    if (lane == 0)
+        part[warp] = v;
+    __syncthreads();
+    return cuda_warp_sum(lane < n ? part[lane] : 0.0f);
+}
+
+#define CUDA_DO(name) extern "C" int cuda_do_##name(struct dev *d, const struct op_##name *a);
+OP_LIST(CUDA_DO)
+#undef CUDA_DO
+
+#endif

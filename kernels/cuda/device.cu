@@ -1,0 +1,310 @@
+/* The CUDA device: memory, ordered copies, captured graphs, and the operation table. The worker
+ * thread owns an open device; everything is ordered on its one stream. */
+#include "kernels/cuda/common.cuh"
+
+#include <stdio.h>
+#include <string.h>
+
+extern "C" {
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+}
+
+struct dev_graph {
+    cudaGraphExec_t exec;
+};
+
+static int cuda_open(struct dev **out, const struct dev_conf *c, struct err *e)
+{
+    int n = 0;
+    cudaError_t r = cudaGetDeviceCount(&n);
+    if (r == cudaErrorInsufficientDriver)
+        return FAIL(e, E_UNSUPPORTED, "cuda: the driver is missing or older than CUDA %d.%d needs",
+                    CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (r != cudaSuccess || n == 0)
+        return FAIL(e, E_UNSUPPORTED, "cuda: no usable GPU (%s)",
+                    r == cudaSuccess ? "none found" : cudaGetErrorString(r));
+    if (c->ordinal < 0 || c->ordinal >= n)
+        return FAIL(e, E_INVAL, "cuda device %d: there are %d", c->ordinal, n);
+    struct dev *d = MEM_NEW(struct dev);
+    d->conf = *c;
+    *out = d; /* closed by the caller's failure path through cuda_close */
+    struct cudaDeviceProp prop;
+    CU(e, cudaSetDevice(c->ordinal));
+    CU(e, cudaGetDeviceProperties(&prop, c->ordinal));
+    d->sm = prop.major * 10 + prop.minor;
+    d->n_sm = prop.multiProcessorCount;
+    if (d->sm < 80)
+        return FAIL(e, E_UNSUPPORTED, "cuda: %s is sm_%d, this build needs sm_80 or newer",
+                    prop.name, d->sm);
+    CU(e, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
+    if (cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
+        return FAIL(e, E_DEVICE, "cuda: cuBLASLt does not start");
+    CU(e, cudaMalloc(&d->lt_ws, CUDA_LT_BYTES));
+    void *p;
+    CU(e, cudaMalloc(&p, CUDA_SCRATCH_BYTES));
+    d->scratch = (char *)p;
+    return OK;
+}
+
+static void cuda_close(struct dev *d)
+{
+    if (!d)
+        return;
+    CHECK(d->n_block == 0 && d->n_graph == 0);
+    for (int i = 0; i < d->n_mirror; i++)
+        cudaFree(d->mirror[i].dev);
+    mem_free(d->mirror);
+    for (int i = 0; i < 2; i++) {
+        if (d->stage[i])
+            cudaFreeHost(d->stage[i]);
+        if (d->staged[i])
+            cudaEventDestroy(d->staged[i]);
+    }
+    if (d->scratch)
+        cudaFree(d->scratch);
+    if (d->lt_ws)
+        cudaFree(d->lt_ws);
+    if (d->lt)
+        cublasLtDestroy(d->lt);
+    if (d->stream)
+        cudaStreamDestroy(d->stream);
+    mem_free(d);
+}
+
+static int cuda_open_checked(struct dev **out, const struct dev_conf *c, struct err *e)
+{
+    struct dev *d = NULL;
+    int r = cuda_open(&d, c, e);
+    if (r < 0)
+        cuda_close(d);
+    else
+        *out = d;
+    return r;
+}
+
+static int cuda_alloc(struct dev *d, void **out, size_t bytes, enum dev_mem kind, struct err *e)
+{
+    CHECK(!d->frozen && !d->recording && d->n_block < CUDA_BLOCKS_MAX);
+    d->counts.allocs++;
+    void *p = NULL;
+    bytes = bytes ? bytes : 1;
+    bool pinned = kind == DEV_MEM_PINNED;
+    cudaError_t r = pinned ? cudaMallocHost(&p, bytes) : cudaMalloc(&p, bytes);
+    if (r != cudaSuccess) {
+        cudaGetLastError(); /* out of memory is an answer, not a fault */
+        return FAIL(e, E_NOMEM, "cuda: no memory for %zu bytes (%s)", bytes, cudaGetErrorString(r));
+    }
+    if (pinned)
+        memset(p, 0, bytes);
+    else
+        CU(e, cudaMemsetAsync(p, 0, bytes, d->stream));
+    d->block[d->n_block].p = p;
+    d->block[d->n_block++].pinned = pinned;
+    *out = p;
+    return OK;
+}
+
+static void cuda_free(struct dev *d, void *p)
+{
+    for (int i = 0; p && i < d->n_block; i++) {
+        if (d->block[i].p != p)
+            continue;
+        if (d->block[i].pinned)
+            cudaFreeHost(p);
+        else
+            cudaFree(p);
+        d->block[i] = d->block[--d->n_block];
+        return;
+    }
+    CHECK(!p);
+}
+
+static void cuda_freeze(struct dev *d)
+{
+    d->frozen = true;
+}
+
+static int cuda_copy_in(struct dev *d, void *dst, const void *src, size_t bytes, struct err *e)
+{
+    CHECK(!d->recording);
+    CU(e, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, d->stream));
+    return OK;
+}
+
+static int cuda_copy_out(struct dev *d, void *dst, const void *src, size_t bytes, struct err *e)
+{
+    CHECK(!d->recording);
+    d->counts.host_reads++;
+    CU(e, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, d->stream));
+    CU(e, cudaStreamSynchronize(d->stream));
+    return OK;
+}
+
+static int cuda_sync(struct dev *d, struct err *e)
+{
+    d->counts.syncs++;
+    CU(e, cudaStreamSynchronize(d->stream));
+    return OK;
+}
+
+static int cuda_record_begin(struct dev *d, struct err *e)
+{
+    CHECK(!d->recording);
+    CU(e, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal));
+    d->recording = true;
+    return OK;
+}
+
+static int cuda_record_end(struct dev *d, struct dev_graph **out, struct err *e)
+{
+    cudaGraph_t g = NULL;
+    d->recording = false;
+    CU(e, cudaStreamEndCapture(d->stream, &g));
+    struct dev_graph *r = MEM_NEW(struct dev_graph);
+    cudaError_t st = cudaGraphInstantiate(&r->exec, g, 0);
+    cudaGraphDestroy(g);
+    if (st != cudaSuccess) {
+        mem_free(r);
+        return FAIL(e, E_DEVICE, "cuda: a captured graph cannot be instantiated: %s",
+                    cudaGetErrorString(st));
+    }
+    d->n_graph++;
+    *out = r;
+    return OK;
+}
+
+static int cuda_replay(struct dev *d, struct dev_graph *g, struct err *e)
+{
+    d->counts.replays++;
+    CU(e, cudaGraphLaunch(g->exec, d->stream));
+    return OK;
+}
+
+static void cuda_graph_free(struct dev *d, struct dev_graph *g)
+{
+    if (!g)
+        return;
+    cudaGraphExecDestroy(g->exec);
+    mem_free(g);
+    d->n_graph--;
+}
+
+static const struct dev_counts *cuda_counts(const struct dev *d)
+{
+    return &d->counts;
+}
+
+__global__ void mark_kernel(volatile int64_t *word, int64_t value)
+{
+    __threadfence_system(); /* what earlier kernels wrote to pinned memory comes first */
+    *word = value;
+}
+
+static int cuda_mark(struct dev *d, int64_t *word, int64_t value, struct err *e)
+{
+    mark_kernel<<<1, 1, 0, d->stream>>>(word, value);
+    CU(e, cudaPeekAtLastError());
+    return OK;
+}
+
+static int cuda_query(struct dev *d, struct err *e)
+{
+    cudaError_t r = cudaStreamQuery(d->stream);
+    if (r != cudaSuccess && r != cudaErrorNotReady)
+        return FAIL(e, E_DEVICE, "cuda: the device failed: %s", cudaGetErrorString(r));
+    return OK;
+}
+
+/* ---- weights ---- */
+
+/* Index of the first mirror whose host address is above p. */
+static int mirror_above(const struct dev *d, const char *p)
+{
+    int lo = 0, hi = d->n_mirror;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (d->mirror[mid].host <= p)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static const void *cuda_resolve(const struct dev *d, const void *host)
+{
+    const char *p = (const char *)host;
+    int i = mirror_above(d, p) - 1;
+    CHECK(i >= 0 && p < d->mirror[i].host + d->mirror[i].bytes);
+    return d->mirror[i].dev + (p - d->mirror[i].host);
+}
+
+struct weight cuda_weight_dev(const struct dev *d, struct weight w)
+{
+    if (w.p)
+        w.p = cuda_resolve(d, w.p);
+    if (w.scale)
+        w.scale = cuda_resolve(d, w.scale);
+    return w;
+}
+
+/* Through two pinned buffers, so that the page faults of the file overlap the copies. */
+static int mirror_in(struct dev *d, const void *host, size_t bytes, struct err *e)
+{
+    const size_t part = (size_t)16 << 20;
+    CHECK(!d->frozen && !d->recording);
+    if (!bytes)
+        return OK;
+    int at = mirror_above(d, (const char *)host);
+    if (at > 0 && d->mirror[at - 1].host == host && d->mirror[at - 1].bytes >= bytes)
+        return OK; /* a tied weight */
+    for (int i = 0; i < 2 && !d->stage[i]; i++) {
+        void *p;
+        CU(e, cudaMallocHost(&p, part));
+        d->stage[i] = (char *)p;
+        CU(e, cudaEventCreateWithFlags(&d->staged[i], cudaEventDisableTiming));
+    }
+    void *dst;
+    CU(e, cudaMalloc(&dst, bytes));
+    MEM_GROW(d->mirror, d->cap_mirror, d->n_mirror + 1);
+    for (int i = d->n_mirror++; i > at; i--)
+        d->mirror[i] = d->mirror[i - 1];
+    d->mirror[at].host = (const char *)host;
+    d->mirror[at].dev = (char *)dst;
+    d->mirror[at].bytes = bytes;
+    for (size_t o = 0, k = 0; o < bytes; o += part, k ^= 1) {
+        size_t n = bytes - o < part ? bytes - o : part;
+        CU(e, cudaEventSynchronize(d->staged[k])); /* start-up only */
+        memcpy(d->stage[k], (const char *)host + o, n);
+        CU(e, cudaMemcpyAsync((char *)dst + o, d->stage[k], n, cudaMemcpyHostToDevice, d->stream));
+        CU(e, cudaEventRecord(d->staged[k], d->stream));
+    }
+    return OK;
+}
+
+static int cuda_sm(const struct dev *d)
+{
+    return d->sm;
+}
+
+#define CUDA_OP(name) cuda_do_##name,
+static const struct op_table cuda_ops = {OP_LIST(CUDA_OP)};
+#undef CUDA_OP
+
+extern "C" const struct dev_ops dev_cuda = {
+    "cuda",      DT_BF16,         cuda_open_checked, cuda_close, cuda_alloc,        cuda_free,
+    cuda_freeze, cuda_copy_in,    cuda_copy_out,     cuda_sync,  cuda_record_begin, cuda_record_end,
+    cuda_replay, cuda_graph_free, cuda_counts,       cuda_sm,    cuda_mark,         cuda_query,
+    mirror_in,   cuda_resolve,    &cuda_ops,
+};
+
+extern "C" void *cuda_dev_stream(struct dev *d)
+{
+    return d->stream;
+}
+
+extern "C" void cuda_dev_count_launch(struct dev *d)
+{
+    d->counts.launches += !d->recording;
+}

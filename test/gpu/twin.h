@@ -1,0 +1,45 @@
+/* Memory that exists twice: on the CPU device and on the CUDA device. A case fills the host side,
+ * both devices run the same operation on their own side, and the results are compared. */
+#ifndef SPECD_TEST_TWIN_H
+#define SPECD_TEST_TWIN_H
+
+#include <check.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "attention/attn.h"
+#include "engine/base/rng.h"
+#include "kernels/ops.h"
+
+extern const struct dev_ops dev_cuda;
+
+enum { SIDE_CPU, SIDE_GPU, TWINS_MAX = 64 };
+
+struct twin {
+    void *p[2];
+    size_t bytes;
+};
+
+struct twins {
+    struct dev *cpu, *gpu;
+    struct twin all[TWINS_MAX];
+    int n;
+    struct rng rng;
+};
+
+void twins_open(struct twins *t);
+void twins_close(struct twins *t);
+/* Zeroed on both sides. */
+struct twin *twin_new(struct twins *t, size_t bytes);
+struct twin *twin_rand(struct twins *t, size_t n, float scale); /* n floats */
+void twin_push(struct twins *t, struct twin *w);                /* host side to the GPU */
+/* Compares n floats: |gpu - cpu| <= abs + rel * |cpu|, NaN and infinity in the same places. Returns
+ * the largest absolute difference. */
+float twin_near(struct twins *t, const struct twin *w, size_t n, float abs, float rel,
+                const char *what);
+void twin_same(struct twins *t, const struct twin *w, size_t bytes, const char *what);
+/* A random weight in host memory, mirrored. */
+struct weight twin_weight(struct twins *t, enum dtype dt, int64_t n, int64_t k, float scale);
+
+#endif
