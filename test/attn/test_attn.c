@@ -442,6 +442,72 @@ START_TEST(contract)
 }
 END_TEST
 
+/* What only other rows see stays out of a row's sums: with NaN at one position, the rows that do
+ * not see it keep their bits (a weight of zero would not be enough). */
+START_TEST(hidden_values)
+{
+    const struct attn_backend *b = attn_backends[_i];
+    enum attn_kind kind = b->caps.kinds & ATTN_GQA            ? ATTN_GQA
+                          : b->caps.kinds & ATTN_MLA_ABSORBED ? ATTN_MLA_ABSORBED
+                                                              : ATTN_MLA_DECOMPRESSED;
+    const struct shape *h = kind == ATTN_GQA            ? &g_gqa[0]
+                            : kind == ATTN_MLA_ABSORBED ? &g_absorbed[0]
+                                                        : &g_full[0];
+    struct t_devs t;
+    t_open(&t);
+    for (int mask = MASK_RANGE; mask <= MASK_TREE; mask *= 2) {
+        struct rng r = {31};
+        enum role role = mask == MASK_RANGE ? TGT_PREFILL : TGT_VERIFY;
+        struct scene s =
+            scene_make(&r, h, kind, (enum attn_mask)mask, 0, mask == MASK_RANGE, false);
+        size_t row = (size_t)s.n_head * (size_t)s.v, no = (size_t)s.rows * row;
+        float *clean = mem_alloc(no * sizeof *clean), *out = mem_alloc(no * sizeof *out);
+        int compared = 0, touched = 0;
+        for (int req = 1; req < REQS; req++)
+            for (int back = 0; back < 6; back++) {
+                int last = 0;
+                for (int i = 0; i < s.rows; i++)
+                    last = s.slot[i] == req ? s.last[i] : last;
+                int p = last - 1 - back * (mask == MASK_RANGE ? 7 : 1);
+                if (p < 0)
+                    continue;
+                for (int poison = 0; poison < 2; poison++) {
+                    float *k = s.keys + ((int64_t)req * KEYS_MAX + p) * s.k_width;
+                    float *v = s.vals + ((int64_t)req * KEYS_MAX + p) * s.v_width;
+                    for (int i = 0; i < s.k_width && poison; i++)
+                        k[i] = NAN;
+                    for (int i = 0; i < s.v_width && poison; i++)
+                        v[i] = NAN;
+                    struct rng same = {5};
+                    struct paged g = paged_make(&s, &same, 16);
+                    struct attn_need need = need_of(&s, role, 16, 0);
+                    struct attn_call c = call_of(&s, &g, role, 0.2f, poison ? out : clean, NULL);
+                    one_run(b, t.d[t.n - 1], &s, &g, &need, &c, false);
+                    paged_free(&g);
+                }
+                for (int i = 0; i < s.rows; i++) {
+                    if (s.slot[i] == req && sees(&s, i, p)) {
+                        touched += out[(size_t)i * row] != out[(size_t)i * row];
+                        continue;
+                    }
+                    compared += s.slot[i] == req;
+                    t_same_bits("hidden value", clean + (size_t)i * row, out + (size_t)i * row,
+                                row * sizeof *out);
+                }
+                scene_free(&s); /* without the poison again */
+                r.s = 31;
+                s = scene_make(&r, h, kind, (enum attn_mask)mask, 0, mask == MASK_RANGE, false);
+            }
+        ck_assert_int_gt(compared, 20);
+        ck_assert_int_gt(touched, 20);
+        mem_free(clean);
+        mem_free(out);
+        scene_free(&s);
+    }
+    t_close(&t);
+}
+END_TEST
+
 /* A call that does not match what was opened and planned is refused, and says what. */
 START_TEST(refusals)
 {
@@ -656,6 +722,7 @@ Suite *suite_attn(void)
     TCase *t = tcase_create("contract");
     tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, contract, 0, n);
+    tcase_add_loop_test(t, hidden_values, 0, n);
     suite_add_tcase(s, t);
     t = tcase_create("select");
     tcase_add_test(t, refusals);
