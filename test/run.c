@@ -5,12 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/clock.h"
+
 #define SUITE(name) Suite *name(void);
 #include "suites.inc"
 #undef SUITE
 
-static Suite *(*const suites[])(void) = {
-#define SUITE(name) name,
+static const struct {
+    const char *name;
+    Suite *(*make)(void);
+} suites[] = {
+#define SUITE(name) {#name, name},
 #include "suites.inc"
 #undef SUITE
 };
@@ -23,15 +28,20 @@ int main(void)
     int n = (int)(sizeof suites / sizeof suites[0]);
     int failed = 0, ran = 0;
     for (int i = 0; i < n; i++) { /* one runner a suite: an empty suite shows */
-        Suite *s = suites[i]();
+        int64_t t0 = clock_us();
+        Suite *s = suites[i].make();
         SRunner *sr = srunner_create(s);
         srunner_run_all(sr, CK_ENV);
         int k = srunner_ntests_run(sr);
         ran += k;
         failed += srunner_ntests_failed(sr);
         srunner_free(sr);
+        double seconds = (double)(clock_us() - t0) / 1e6;
+        if (k && seconds > 2)
+            printf("%s took %.1f s\n", suites[i].name, seconds);
+        fflush(stdout);
         if (k == 0 && !only && !getenv("CK_RUN_CASE")) {
-            fprintf(stderr, "a suite ran no test (number %d)\n", i);
+            fprintf(stderr, "%s ran no test\n", suites[i].name);
             failed++;
         }
     }

@@ -29,7 +29,9 @@ static const struct target targets[] = {
 };
 static const int n_targets = (int)(sizeof targets / sizeof targets[0]) - 1;
 
-static const char *const required[] = {NULL};
+static const char *const required[] = {"fuzz_config", "fuzz_json",     "fuzz_safetensors",
+                                       "fuzz_sched",  "fuzz_template", "fuzz_tokenizer",
+                                       NULL};
 
 /* The whole file. */
 static uint8_t *read_all(const char *path, size_t *n)
