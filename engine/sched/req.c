@@ -190,6 +190,7 @@ void req_add(struct sched *s, struct gen_req *g)
                               .n_stop = g->n_stop,
                               .include_stop = g->p.include_stop,
                               .skip_special = g->p.skip_special,
+                              .continues = true,
                               .min_tokens = g->p.min_tokens};
         text_stream_init(&r->text, s->c.tok, &c);
         r->has_text = true;
