@@ -199,6 +199,11 @@ START_TEST(request_heads)
         if (!heads[i].status)
             continue;
         ask(heads[i].request, &a);
+        /* libmicrohttpd 1.0 refuses some broken heads itself, in HTML; 0.9 leaves them to us */
+        if (heads[i].closed && heads[i].status >= 400 && a.closed && strstr(a.text, "<html>")) {
+            ck_assert_msg(a.status == 400, "%s: %d\n%s", heads[i].request, a.status, a.text);
+            continue;
+        }
         ck_assert_msg(a.status == heads[i].status, "%s: %d\n%s", heads[i].request, a.status,
                       a.text);
         ck_assert_msg(a.closed == heads[i].closed, "%s: closed %d", heads[i].request, a.closed);
