@@ -24,6 +24,7 @@ enum role {
 const char *role_name(enum role r);
 
 enum attn_kind { ATTN_GQA = 1, ATTN_MLA_ABSORBED = 2, ATTN_MLA_DECOMPRESSED = 4 };
+const char *attn_kind_name(enum attn_kind k);
 enum attn_mask { MASK_RANGE = 1, MASK_TREE = 2, MASK_BLOCK = 4 }; /* 0 is invalid */
 enum attn_graph { GRAPH_NEVER, GRAPH_ONE_TOKEN, GRAPH_UNIFORM, GRAPH_ANY };
 
@@ -133,6 +134,8 @@ int attn_check(const struct attn_backend *b, const struct attn_need *n, struct e
  * every candidate with its reasons. */
 int attn_select(const struct attn_backend **out, const char *device, const struct attn_need *n,
                 const char *force, struct err *e);
+/* Bit i: some backend of the device serves the need with pages of 1 << i tokens. */
+uint32_t attn_pages(const char *device, const struct attn_need *n);
 /* The smallest page size that every need (all roles that share one page table) can be served with;
  * `want` > 0 asks for that one. The CPU device declares {1, 16, 64} and prefers 16. */
 int attn_page_size(int *page, const char *device, const struct attn_need *needs, int n, int want,

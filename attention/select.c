@@ -61,7 +61,7 @@ __attribute__((format(printf, 2, 3))) static void miss(struct reasons *r, const 
     va_end(ap);
 }
 
-static const char *kind_name(enum attn_kind k)
+const char *attn_kind_name(enum attn_kind k)
 {
     switch (k) {
     case ATTN_GQA:
@@ -157,7 +157,7 @@ static void check_all(const struct attn_backend *b, const struct attn_need *n, s
 {
     const struct attn_caps *c = &b->caps;
     if (!(c->kinds & n->kind))
-        miss(r, "does not do %s attention", kind_name(n->kind));
+        miss(r, "does not do %s attention", attn_kind_name(n->kind));
     check_role(c, n, r);
     check_heads(c, n, r);
     if ((unsigned)n->kv_type >= DT_COUNT || !(c->kv_types >> n->kv_type & 1))
@@ -212,11 +212,10 @@ int attn_select(const struct attn_backend **out, const char *device, const struc
         return FAIL(e, E_INVAL, "attention backend '%s' does not exist on device %s", force,
                     device);
     return FAIL(e, E_UNSUPPORTED, "no attention backend of device %s for role %s (%s): %s", device,
-                role_name(n->role), kind_name(n->kind), all.n ? all.text : "none is built in");
+                role_name(n->role), attn_kind_name(n->kind), all.n ? all.text : "none is built in");
 }
 
-/* Bits of the page sizes with which some backend of the device serves the need. */
-static uint32_t pages_for(const char *device, const struct attn_need *n)
+uint32_t attn_pages(const char *device, const struct attn_need *n)
 {
     uint32_t bits = 0;
     for (int p = 0; p < 31; p++) {
@@ -244,7 +243,7 @@ int attn_page_size(int *page, const char *device, const struct attn_need *needs,
 {
     uint32_t common = ~0u >> 1;
     for (int i = 0; i < n; i++) {
-        uint32_t bits = pages_for(device, &needs[i]);
+        uint32_t bits = attn_pages(device, &needs[i]);
         char a[96], b[96];
         if (bits == 0) {
             const struct attn_backend *none;

@@ -5,30 +5,24 @@
  * held for a few assignments. The scheduler thread calls on_events and on_stats. */
 #include "engine/engine.h"
 
-#include <sched.h>
 #include <string.h>
 
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
+#include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/metrics.h"
 #include "engine/base/rng.h"
 #include "engine/base/thread.h"
 #include "engine/model/model.h"
+#include "engine/plan.h"
 #include "engine/sched/sched.h"
 #include "engine/text/tokenizer.h"
 #include "engine/worker/worker.h"
 
-enum {
-    DEF_SEQS = 64,
-    DEF_ROWS = 512,
-    DEF_QUEUE = 512,
-    MAX_ROWS = 1 << 16,
-    MAX_QUEUE = 1 << 20,
-};
-#define DEF_KV_BYTES ((int64_t)4 << 30)
+enum { DEF_QUEUE = 512, MAX_QUEUE = 1 << 20 };
 
 struct engine {
     struct worker *worker;
@@ -120,75 +114,6 @@ static uint64_t next_seed(void *ud)
 
 /* ---- opening ---- */
 
-static int online_cores(void)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return n > 0 ? n : 1;
-}
-
-static int take(int value, int def, int lo, int hi, const char *what, int *out, struct err *e)
-{
-    value = value ? value : def;
-    if (value < lo || value > hi)
-        return FAIL(e, E_INVAL, "%s is %d; %d to %d", what, value, lo, hi);
-    *out = value;
-    return OK;
-}
-
-static int64_t kv_token_bytes(const struct model_info *mi)
-{
-    int64_t n = 0;
-    for (int i = 0; i < mi->n_group; i++) {
-        const struct kv_group *kg = &mi->group[i];
-        n += (int64_t)kg->n_layer * (kg->k_width + kg->v_width) * (int64_t)dtype_size(kg->dt);
-    }
-    return n > 0 ? n : 1;
-}
-
-/* Context length and KV capacity from the configuration and the model's own numbers. */
-static int plan_lengths(const struct engine_conf *c, const struct model_info *mi,
-                        struct worker_conf *w, struct err *e)
-{
-    int len = c->max_model_len ? c->max_model_len : mi->pos_max;
-    if (len < 2 || len > mi->pos_max)
-        return FAIL(e, E_INVAL, "max_model_len is %d; the model allows 2 to %d", len, mi->pos_max);
-    int64_t all = (int64_t)w->reqs_max * len, room = DEF_KV_BYTES / kv_token_bytes(mi);
-    int64_t tokens = c->kv_cache_tokens ? c->kv_cache_tokens : all < room ? all : room;
-    if (tokens < 2 || tokens > INT32_MAX)
-        return FAIL(e, E_INVAL, "kv_cache_tokens is %lld; at least 2, at most %d",
-                    (long long)tokens, INT32_MAX);
-    if (tokens < len) {
-        LOG(LOG_WARN, "engine", "the KV cache of %lld tokens limits the context of %d",
-            (long long)tokens, len);
-        len = (int)tokens;
-    }
-    w->len_max = len;
-    w->kv_tokens = tokens;
-    return OK;
-}
-
-static int plan_worker(const struct engine_conf *c, struct worker_conf *w, struct err *e)
-{
-    TRY(take(c->threads, online_cores(), 1, 1024, "threads", &w->threads, e));
-    TRY(take(c->max_num_seqs, DEF_SEQS, 1, LIM_SLOTS - 1, "max_num_seqs", &w->reqs_max, e));
-    TRY(take(c->max_num_batched_tokens, DEF_ROWS, 1, MAX_ROWS, "max_num_batched_tokens",
-             &w->prefill_rows_max, e));
-    /* Paused requests keep a slot without a place in the steps; so there are more slots. */
-    w->slots_max = w->reqs_max + (w->reqs_max + 1) / 2;
-    if (w->slots_max > LIM_SLOTS - 1)
-        w->slots_max = LIM_SLOTS - 1;
-    w->model_dir = c->model;
-    w->device = c->device ? c->device : "auto";
-    w->block_size = c->block_size;
-    w->attention_backend = c->attention_backend;
-    struct model *m; /* headers only: its sizes are needed before the worker opens it */
-    TRY(model_open(&m, c->model, e));
-    int ret = plan_lengths(c, model_info(m), w, e);
-    model_close(m);
-    return ret;
-}
-
 static int open_sched(struct engine *g, const struct engine_conf *c, const struct worker_conf *w,
                       struct err *e)
 {
@@ -218,8 +143,8 @@ static int open_sched(struct engine *g, const struct engine_conf *c, const struc
         s.kv.group[i].pages_max = wi->pages_max[i];
         s.kv.group[i].window = wi->model.group[i].window;
     }
-    TRY(take(c->max_queued_requests, DEF_QUEUE, 1, MAX_QUEUE, "max_queued_requests", &s.queue_max,
-             e));
+    TRY(plan_take(c->max_queued_requests, DEF_QUEUE, 1, MAX_QUEUE, "max_queued_requests",
+                  &s.queue_max, e));
     return sched_open(&g->sched, &s, e);
 }
 
@@ -247,7 +172,8 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .record_s = wi->record_s,
         .bos = mi->bos,
         .n_eos = mi->n_eos,
-        .token_bytes_max = tok_longest(g->tok),
+        .has_text = g->tok != NULL,
+        .token_bytes_max = g->tok ? tok_longest(g->tok) : 0,
         .defaults = {.temperature = mi->temperature,
                      .top_p = mi->top_p,
                      .min_p = mi->min_p,
@@ -270,6 +196,15 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         wi->load_s + wi->record_s);
 }
 
+/* Generated weights may come without a vocabulary: token ids in, token ids out. */
+static int open_tokenizer(struct engine *g, const struct engine_conf *c, struct err *e)
+{
+    char *path = path_join(c->model, "tokenizer.json");
+    bool none = c->dummy && !file_exists(path);
+    mem_free(path);
+    return none ? OK : tok_open(&g->tok, c->model, e);
+}
+
 int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *wake, void *ud,
                 struct err *e)
 {
@@ -284,8 +219,8 @@ int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *w
     g->fixed_seed = c->seed != 0;
     g->seeds.s = c->seed;
     int ret = OK;
-    TRY_OUT(plan_worker(c, &w, e));
-    TRY_OUT(tok_open(&g->tok, c->model, e));
+    TRY_OUT(plan_worker(&w, c, e));
+    TRY_OUT(open_tokenizer(g, c, e));
     TRY_OUT(worker_open(&g->worker, &w, on_step, g, e));
     TRY_OUT(open_sched(g, c, &w, e));
     fill_info(g, &w);
@@ -406,6 +341,9 @@ int engine_encode(const struct engine *g, const char *s, size_t n, bool add_spec
                   bool parse_special, const struct span *untrusted, size_t n_untrusted,
                   size_t max_ids, int32_t **ids, size_t *n_ids, struct err *e)
 {
+    if (!g->tok)
+        return FAIL(e, E_UNSUPPORTED, "%s has no tokenizer.json: prompts must be token ids",
+                    g->model_dir);
     struct ids list = {0};
     unsigned flags =
         (add_special ? TOK_ADD_SPECIAL : 0u) | (parse_special ? TOK_PARSE_SPECIAL : 0u);
@@ -422,15 +360,17 @@ int engine_encode(const struct engine *g, const char *s, size_t n, bool add_spec
 void engine_decode(const struct engine *g, const int32_t *ids, size_t n, bool skip_special,
                    struct buf *out)
 {
-    detok_all(g->tok, ids, n, skip_special, out);
+    if (g->tok)
+        detok_all(g->tok, ids, n, skip_special, out);
 }
 
 const char *engine_token_bytes(const struct engine *g, int32_t id, size_t *n)
 {
-    return tok_bytes(g->tok, id, n);
+    *n = 0;
+    return g->tok ? tok_bytes(g->tok, id, n) : "";
 }
 
 const char *engine_token_piece(const struct engine *g, int32_t id)
 {
-    return tok_piece(g->tok, id);
+    return g->tok ? tok_piece(g->tok, id) : NULL;
 }

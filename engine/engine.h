@@ -22,7 +22,9 @@ struct buf;
 
 /* Settings; zero or NULL means the default beside it. Strings are copied. */
 struct engine_conf {
-    const char *model;          /* directory, required */
+    const char *model;          /* directory, required; dummy: also a config.json of any name */
+    bool dummy;                 /* generated weights; text needs a tokenizer.json all the same */
+    int num_layers;             /* dummy: the first so many layers; 0: all */
     const char *device;         /* "auto", "cpu" (default auto) */
     int threads;                /* 0: online cores */
     int max_model_len;          /* 0: the model's */
@@ -44,6 +46,9 @@ typedef void engine_wake(void *ud);
 /* Blocks until ready (weights mapped, memory planned, buckets recorded) or fails. */
 int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *wake, void *ud,
                 struct err *e);
+/* What opening would do, as text: model, attention matrix, page size, memory. Loads no weights and
+ * runs nothing. On a refusal `out` holds what was found before it. */
+int engine_plan(const struct engine_conf *c, struct buf *out, struct err *e);
 /* Cancels what is left, joins the threads, frees everything. Undelivered events are dropped. */
 void engine_close(struct engine *g);
 
@@ -74,6 +79,7 @@ struct engine_info {
     int32_t bos;
     int n_eos;
     int32_t eos[16];
+    bool has_text;          /* there is a vocabulary */
     size_t token_bytes_max; /* longest token, for pre-checks of text length */
     struct gen_params defaults;
 };

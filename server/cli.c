@@ -1,4 +1,5 @@
-/* generate and tokenize: one engine, one thread that waits for its events. No loop, no sockets. */
+/* generate, tokenize and plan: one engine at most, one thread that waits for its events. No loop,
+ * no sockets. */
 #include "server/cli.h"
 
 #include <math.h>
@@ -99,6 +100,8 @@ static int load_template(struct chat_template **out, const struct config *c, str
 {
     char *text;
     size_t n;
+    if (!engine_info(g)->has_text)
+        return FAIL(e, E_UNSUPPORTED, "--chat: %s has no tokenizer.json", c->model);
     if (!c->chat_template) {
         TRY(chat_template_load(out, c->model, e));
         return *out ? OK : FAIL(e, E_UNSUPPORTED, "%s has no chat template", c->model);
@@ -286,4 +289,24 @@ int cli_tokenize(const struct config *c)
     cli_close(ce);
     buf_done(&text);
     return code;
+}
+
+/* ---- plan ---- */
+
+int cli_plan(const struct config *c)
+{
+    struct err e = {0};
+    struct buf out = {0};
+    struct engine_conf ec;
+    enum log_level level = LOG_INFO;
+    log_level_parse(c->log_level, &level);
+    log_init(level == LOG_INFO ? LOG_WARN : level, false);
+    config_engine(c, &ec);
+    int ret = engine_plan(&ec, &out, &e);
+    fputs(buf_cstr(&out), stdout);
+    fflush(stdout);
+    if (ret < 0)
+        fprintf(stderr, "specd: %s\n", e.text);
+    buf_done(&out);
+    return ret < 0 ? 1 : 0;
 }

@@ -10,6 +10,7 @@ struct cli_engine;
 int cli_generate(const struct config *c);
 int cli_tokenize(const struct config *c);
 int cli_bench(const struct config *c);
+int cli_plan(const struct config *c);
 
 /* An engine whose events are waited for. Prints the error and returns NULL on failure. */
 struct cli_engine *cli_open(const struct config *c);

@@ -29,6 +29,7 @@ struct key {
 #define G CMD_GENERATE
 #define T CMD_TOKENIZE
 #define B CMD_BENCH
+#define P CMD_PLAN
 #define AT(f) .at = offsetof(struct config, f)
 static const struct key keys[] = {
 #define STR(c, f, n, d, h) {.cmds = c, .type = TYPE_STR, AT(f), .name = n, .def = d, .help = h},
@@ -52,6 +53,7 @@ static const struct key keys[] = {
 #undef G
 #undef T
 #undef B
+#undef P
 
 static void *field(const struct config *c, const struct key *k)
 {
@@ -418,6 +420,8 @@ void config_engine(const struct config *c, struct engine_conf *out)
 {
     *out = (struct engine_conf){
         .model = c->model,
+        .dummy = !strcmp(c->load_format, "dummy"),
+        .num_layers = (int)c->num_layers,
         .device = c->device,
         .threads = (int)c->threads,
         .max_model_len = (int)c->max_model_len,

@@ -10,7 +10,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/err.h"
 
-enum { CMD_SERVE = 1, CMD_GENERATE = 2, CMD_TOKENIZE = 4, CMD_BENCH = 8 };
+enum { CMD_SERVE = 1, CMD_GENERATE = 2, CMD_TOKENIZE = 4, CMD_BENCH = 8, CMD_PLAN = 16 };
 
 struct str_list {
     char **v;

@@ -18,6 +18,7 @@ static const struct {
     {"generate", CMD_GENERATE, cli_generate, "one completion on standard output"},
     {"tokenize", CMD_TOKENIZE, cli_tokenize, "standard input as token ids"},
     {"bench", CMD_BENCH, cli_bench, "offline throughput, one JSON object a line"},
+    {"plan", CMD_PLAN, cli_plan, "checks, backends, page size and memory of a start, without one"},
 };
 
 static int usage(FILE *f)

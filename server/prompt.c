@@ -18,7 +18,7 @@ static int encode_text(struct api_req *q, struct api_prompt *p, const struct eng
     int r = engine_encode(g, s, n, q->add_special, q->parse_special, untrusted, n_untrusted, 0,
                           &p->ids, &p->n_ids, &err);
     if (r < 0)
-        return api_fail(e, r == E_RANGE || r == E_INVAL ? 400 : 500, NULL,
+        return api_fail(e, r == E_RANGE || r == E_INVAL || r == E_UNSUPPORTED ? 400 : 500, NULL,
                         chat ? "messages" : "prompt", "The prompt cannot be tokenised: %s",
                         err.text);
     return OK;

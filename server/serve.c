@@ -88,6 +88,8 @@ static void on_engine_wake(void *ud)
 
 static int read_template(struct server *s, struct err *e)
 {
+    if (!engine_info(s->engine)->has_text)
+        return FAIL(e, E_UNSUPPORTED, "%s has no tokenizer.json", s->conf->model);
     if (!s->conf->chat_template)
         return chat_template_load(&s->tmpl, s->conf->model, e);
     char *text;

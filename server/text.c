@@ -108,6 +108,10 @@ static void job_run(void *ud)
     if (j->reverse) {
         if (api_parse_detokenize(&j->q, body->p, body->len, &s->env, &j->err) < 0)
             return;
+        if (!engine_info(s->engine)->has_text) {
+            api_fail(&j->err, 400, NULL, "tokens", "This model has no tokenizer");
+            return;
+        }
         detokenize_answer(j);
     } else {
         if (api_parse(&j->q, API_TOKENIZE, body->p, body->len, &s->env, &j->err) < 0 ||

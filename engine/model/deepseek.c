@@ -254,12 +254,10 @@ static int take_layer(struct deepseek *m, struct ds_layer *l, int i, struct tens
 static int take_mtp(struct deepseek *m, struct tensors *t, struct err *e)
 {
     char p[64];
-    int want = m->n_mtp, found = 0;
+    int want = m->n_mtp;
     snprintf(p, sizeof p, "model.layers.%d.", m->n_layer);
-    for (size_t i = 0; i < tensors_count(t) && !found; i++)
-        found = !strncmp(tensors_at(t, i)->name, p, strlen(p));
     m->n_mtp = 0;
-    if (!want || !found)
+    if (!want || !tensors_any(t, p))
         return OK;
     m->mtp = MEM_ARRAY(struct ds_mtp, want);
     tensors_aside(t, true);

@@ -17,6 +17,7 @@ struct model {
     struct tensors *t;
     struct model_info info;
     char *arch;
+    int threads;
     int rows_max; /* 0: not placed */
 };
 
@@ -70,19 +71,52 @@ static int read_config(struct model *m, const json_t *top, const json_t **conf, 
     return OK;
 }
 
-static int read_all(struct model *m, const char *dir, struct err *e)
+/* Leaves the first n of the layers in a configuration. */
+static int cut_layers(json_t *c, int n, struct err *e)
+{
+    int64_t have = 0;
+    json_t *types = json_object_get(c, "layer_types"),
+           *only = json_object_get(c, "mlp_only_layers");
+    TRY(js_get_i64(c, "num_hidden_layers", 1, 4096, &have, e));
+    if (n > have)
+        return FAIL(e, E_INVAL, "num_layers is %d, the model has %lld", n, (long long)have);
+    json_object_set_new(c, "num_hidden_layers", json_integer(n));
+    while (json_array_size(types) > (size_t)n)
+        json_array_remove(types, json_array_size(types) - 1);
+    for (size_t i = json_array_size(only); i-- > 0;)
+        if (json_integer_value(json_array_get(only, i)) >= n)
+            json_array_remove(only, i);
+    return OK;
+}
+
+static int open_tensors(struct model *m, const struct model_conf *mc, const json_t *conf,
+                        bool wrapped, struct err *e)
+{
+    if (!mc->dummy)
+        return tensors_open(&m->t, mc->path, wrapped, e);
+    if (mc->n_layer)
+        TRY(cut_layers((json_t *)(size_t)conf, mc->n_layer, e));
+    int64_t n = 1;
+    TRY(js_get_i64(conf, "num_hidden_layers", 1, 4096, &n, e));
+    m->t = tensors_generate(wrapped, (int)n);
+    return OK;
+}
+
+static int read_all(struct model *m, const struct model_conf *mc, struct err *e)
 {
     json_t *top = NULL, *gen = NULL;
     const json_t *conf = NULL;
-    char *path = path_join(dir, "config.json"), *gpath = path_join(dir, "generation_config.json");
+    char *path = path_join(mc->path, "config.json");
+    char *gpath = path_join(mc->path, "generation_config.json");
+    const char *file = mc->dummy && !file_exists(path) ? mc->path : path;
     int ret;
-    TRY_OUT(js_load(&top, path, e));
+    TRY_OUT(js_load(&top, file, e));
     ret = read_config(m, top, &conf, e);
     if (ret < 0) {
         err_prefix(e, "config.json");
         goto out;
     }
-    TRY_OUT(tensors_open(&m->t, dir, conf != top, e));
+    TRY_OUT(open_tensors(m, mc, conf, conf != top, e));
     TRY_OUT(m->f->open(&m->priv, conf, m->t, &m->info, e));
     TRY_OUT(tensors_all_taken(m->t, e));
     m->info.n_param = tensors_params(m->t);
@@ -98,16 +132,24 @@ out:
     return ret;
 }
 
-int model_open(struct model **out, const char *dir, struct err *e)
+int model_open_conf(struct model **out, const struct model_conf *c, struct err *e)
 {
+    if (c->n_layer && !c->dummy)
+        return FAIL(e, E_INVAL, "num_layers cuts generated weights only (load_format dummy)");
     struct model *m = MEM_NEW(struct model);
-    int ret = read_all(m, dir, e);
+    m->threads = c->threads;
+    int ret = read_all(m, c, e);
     if (ret < 0) {
         model_close(m);
         return ret;
     }
     *out = m;
     return OK;
+}
+
+int model_open(struct model **out, const char *dir, struct err *e)
+{
+    return model_open_conf(out, &(struct model_conf){.path = dir}, e);
 }
 
 void model_close(struct model *m)
@@ -155,6 +197,7 @@ int model_place(struct model *m, const struct dev_ops *ops, struct dev *d, int r
     if (len_max < 1 || len_max > m->info.pos_max)
         return FAIL(e, E_INVAL, "length %d is not within the model's %d positions", len_max,
                     m->info.pos_max);
+    tensors_fill(m->t, m->threads);
     for (size_t i = 0; ops->mirror && i < tensors_count(m->t); i++) {
         const struct tensor *t = tensors_at(m->t, i);
         if (t->used)

@@ -50,7 +50,16 @@ struct model_info {
     int top_k;
 };
 
+struct model_conf {
+    const char *path; /* a checkpoint's directory; dummy: also one with config.json alone, or such a
+                         file */
+    bool dummy;       /* weights are generated (dummy.h), not read */
+    int n_layer;      /* dummy: the first so many layers; 0: all */
+    int threads;      /* dummy: that make the values in model_place */
+};
+
 int model_open(struct model **out, const char *dir, struct err *e);
+int model_open_conf(struct model **out, const struct model_conf *c, struct err *e);
 void model_close(struct model *m);
 const struct model_info *model_info(const struct model *m);
 /* What the pools of a device hold (dev_ops.kv_dtype); before needs are built. */

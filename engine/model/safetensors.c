@@ -1,5 +1,5 @@
 /* Mapped safetensors files; see the header. Start-up thread only, read-only afterwards. Does not
- * convert anything: a weight points into the map. */
+ * convert anything: a weight points into the map, or to what dummy.c makes. */
 #include "engine/model/safetensors.h"
 
 #include <limits.h>
@@ -10,6 +10,7 @@
 #include "engine/base/file.h"
 #include "engine/base/js.h"
 #include "engine/base/mem.h"
+#include "engine/model/dummy.h"
 
 static const struct {
     const char *name;
@@ -32,6 +33,7 @@ struct tensors {
     char **file;
     size_t n_map, cap_map, n_file, cap_file;
     bool wrapped, fp8, aside;
+    struct dummy *gen; /* generated set; NULL: files */
     int64_t n_param;
     size_t bytes;
 };
@@ -71,6 +73,19 @@ struct tensors *tensors_new(bool wrapped)
     return t;
 }
 
+struct tensors *tensors_generate(bool wrapped, int n_layer)
+{
+    struct tensors *t = tensors_new(wrapped);
+    t->gen = dummy_new(n_layer);
+    return t;
+}
+
+void tensors_fill(struct tensors *t, int threads)
+{
+    if (t->gen)
+        dummy_fill(t->v, t->n, threads);
+}
+
 void tensors_close(struct tensors *t)
 {
     if (!t)
@@ -81,6 +96,7 @@ void tensors_close(struct tensors *t)
         file_map_close(&t->map[i]);
     for (size_t i = 0; i < t->n_file; i++)
         mem_free(t->file[i]);
+    dummy_free(t->gen);
     mem_free(t->v);
     mem_free(t->slot);
     mem_free(t->map);
@@ -351,6 +367,14 @@ const struct tensor *tensors_find(const struct tensors *t, const char *name)
     return t->slot[s] ? &t->v[t->slot[s] - 1] : NULL;
 }
 
+bool tensors_any(const struct tensors *t, const char *prefix)
+{
+    for (size_t i = 0; i < t->n; i++)
+        if (!strncmp(t->v[i].name, prefix, strlen(prefix)))
+            return true;
+    return t->gen != NULL;
+}
+
 void tensors_allow_fp8(struct tensors *t)
 {
     t->fp8 = true;
@@ -360,6 +384,8 @@ void tensors_aside(struct tensors *t, bool on)
 {
     t->aside = on;
 }
+
+enum { MAKE_F32 = 1 << 8 }; /* beside the TAKE_ flags: the type of a generated tensor */
 
 static const char *shape_text(char *buf, size_t cap, const int64_t *s, int rank)
 {
@@ -371,14 +397,44 @@ static const char *shape_text(char *buf, size_t cap, const int64_t *s, int rank)
     return buf;
 }
 
-static struct tensor *take(struct tensors *t, const char *name, const int64_t *shape, int rank,
-                           bool optional, struct err *e, int *ret)
+/* A generated set makes the tensor of this name, unless it has it or it may be absent. */
+static int make(struct tensors *t, const char *name, const int64_t *shape, int rank, unsigned flags,
+                struct err *e)
 {
+    if (!t->gen || t->slot[slot_of(t, name)] || (flags & TAKE_OPTIONAL))
+        return OK;
+    struct tensor x = {.file = "(generated)", .rank = rank};
+    bool fp8 = t->fp8 && (flags & TAKE_FP8) && !strstr(name, ".eh_proj."); /* bf16 as released */
+    x.dt = fp8 ? DT_F8E4M3 : flags & MAKE_F32 ? DT_F32 : DT_BF16;
+    x.type = fp8 ? "F8_E4M3" : flags & MAKE_F32 ? "F32" : "BF16";
+    x.bytes = dtype_size(x.dt);
+    for (int i = 0; i < rank; i++) {
+        x.shape[i] = shape[i];
+        x.bytes = mem_mul(x.bytes, (size_t)shape[i]);
+    }
+    void *p;
+    TRY(dummy_reserve(t->gen, &p, x.bytes, e));
+    x.p = p;
+    x.name = mem_strdup(name);
+    dummy_bounds(t->gen, &x, NULL, shape[rank - 1]);
+    MEM_GROW(t->v, t->cap, t->n + 1);
+    t->v[t->n++] = x;
+    t->slot[slot_of(t, name)] = (uint32_t)t->n;
+    index_grow(t);
+    return OK;
+}
+
+static struct tensor *take(struct tensors *t, const char *name, const int64_t *shape, int rank,
+                           unsigned flags, struct err *e, int *ret)
+{
+    *ret = make(t, name, shape, rank, flags, e);
+    if (*ret < 0)
+        return NULL;
     size_t s = slot_of(t, name);
     char a[120], b[120];
     *ret = 0;
     if (!t->slot[s]) {
-        if (!optional)
+        if (!(flags & TAKE_OPTIONAL))
             *ret = FAIL(e, E_FORMAT, "tensor '%s' is missing", name);
         return NULL;
     }
@@ -413,9 +469,13 @@ static int take_scale(struct tensors *t, const struct tensor *x, struct weight *
     int64_t shape[2] = {(w->n + 127) / 128, (w->k + 127) / 128};
     int64_t before = t->n_param;
     int ret;
-    const struct tensor *s = take(t, name, shape, 2, false, e, &ret);
+    char product[ST_NAME_MAX + 1];
+    snprintf(product, sizeof product, "%s", x->name); /* x may move */
+    struct tensor *s = take(t, name, shape, 2, MAKE_F32, e, &ret);
     if (!s)
         return ret;
+    if (t->gen)
+        dummy_bounds(t->gen, s, product, w->k);
     t->n_param = before; /* scales are not parameters */
     if (s->dt != DT_F32 && s->dt != DT_BF16)
         return FAIL(e, E_UNSUPPORTED, "%s: tensor '%s' is %s; scales must be F32 or BF16", s->file,
@@ -432,7 +492,7 @@ int tensors_take(struct tensors *t, const char *name, int64_t n, int64_t k, unsi
     bool vec = flags & TAKE_VECTOR;
     int64_t shape[2] = {vec ? k : n, k};
     int ret;
-    const struct tensor *x = take(t, name, shape, vec ? 1 : 2, flags & TAKE_OPTIONAL, e, &ret);
+    const struct tensor *x = take(t, name, shape, vec ? 1 : 2, flags, e, &ret);
     if (!x)
         return ret;
     bool fp8 = x->dt == DT_F8E4M3 && (flags & TAKE_FP8);

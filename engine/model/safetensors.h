@@ -32,6 +32,7 @@ struct tensor {
     const void *p; /* inside the map */
     size_t bytes;
     bool taken, used; /* used: taken, and not set aside */
+    float lo, hi;     /* generated sets: values lie between these */
 };
 
 struct tensors;
@@ -46,9 +47,17 @@ void tensors_close(struct tensors *t);
 struct tensors *tensors_new(bool wrapped);
 int tensors_add(struct tensors *t, const char *p, size_t len, const char *file, struct err *e);
 
+/* A set without files: every tensor that is taken and not optional comes into being with the shape
+ * asked for, bf16, or fp8 with scales where that is allowed and announced (dummy.h says how the
+ * values are chosen). Addresses hold at once, values from tensors_fill on. */
+struct tensors *tensors_generate(bool wrapped, int n_layer);
+void tensors_fill(struct tensors *t, int threads); /* nothing for sets of files */
+
 size_t tensors_count(const struct tensors *t);
 const struct tensor *tensors_at(const struct tensors *t, size_t i);
 const struct tensor *tensors_find(const struct tensors *t, const char *name); /* NULL: none */
+/* Whether the set has, or would make, tensors whose names begin so. */
+bool tensors_any(const struct tensors *t, const char *prefix);
 
 enum {
     TAKE_VECTOR = 1,   /* rank 1 of k elements (n is 1) */

@@ -9,7 +9,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 
-enum { BUCKETS_MAX = 48, RING_DEPTH = STEPS_MAX + 1 };
+enum { BUCKETS_MAX = 48 };
 
 #define RUN(r, op, args)                                                                           \
     do {                                                                                           \
@@ -334,105 +334,25 @@ int runner_step(struct runner *r, struct step *s)
 
 /* ---- opening ---- */
 
-static void attn_need(const struct runner *r, int group, enum role role, enum attn_kind form,
-                      struct attn_need *out)
+static int open_attention(struct runner *r, struct err *e)
 {
-    model_attn_need(r->model, group, role, form, role == TGT_VERIFY ? r->rows_per_req : 0, out);
-    out->sm = r->ops->sm(r->d);
-}
-
-/* Chooses page size and backends for both roles. The form of MLA is the configured one, or, when a
- * backend is forced by name, the one it runs. */
-static int choose_attention(struct runner *r, const struct worker_conf *c, enum attn_kind form,
-                            struct err *e)
-{
-    static const enum role roles[] = {TGT_PREFILL, TGT_VERIFY};
-    struct attn_need need[2 * LIM_KV_GROUPS] = {0};
-    const struct model_info *mi = &r->info.model;
-    int n = 0;
-    for (int g = 0; g < mi->n_group; g++)
-        for (int i = 0; i < 2; i++)
-            attn_need(r, g, roles[i], form, &need[n++]);
-    TRY(attn_page_size(&r->info.page, r->ops->name, need, n, c->block_size, e));
-    for (int k = 0; k < n; k++) {
-        struct attn_use *u = &r->attn[need[k].role][k / 2];
-        need[k].page = r->info.page;
-        TRY(attn_select(&u->b, r->ops->name, &need[k], c->attention_backend, e));
-        u->kind = need[k].kind;
-    }
-    return OK;
-}
-
-static int open_attention(struct runner *r, const struct worker_conf *c, struct err *e)
-{
-    enum attn_kind form = c->mla_form ? c->mla_form : ATTN_MLA_ABSORBED;
-    int ret = choose_attention(r, c, form, e);
-    if (ret < 0 && c->attention_backend && form == ATTN_MLA_ABSORBED) {
-        struct err other = {0};
-        form = ATTN_MLA_DECOMPRESSED;
-        if (choose_attention(r, c, form, &other) == OK)
-            ret = OK;
-    }
-    TRY(ret);
-    const struct model_info *mi = &r->info.model;
-    static const enum role roles[] = {TGT_PREFILL, TGT_VERIFY};
-    for (int i = 0; i < 2; i++) {
-        bool verify = roles[i] == TGT_VERIFY;
-        struct graph_dims *dims = &r->dims[roles[i]];
-        *dims = (struct graph_dims){
-            .reqs = c->reqs_max,
-            .seqs = c->reqs_max,
-            .rows = verify ? c->reqs_max * r->rows_per_req : c->prefill_rows_max,
-            .qlen = verify ? r->rows_per_req : c->prefill_rows_max,
-            .pages = kv_pages(c->len_max, r->info.page),
-            .role = roles[i],
-        };
-        for (int g = 0; g < mi->n_group; g++) {
-            struct attn_use *u = &r->attn[roles[i]][g];
-            struct attn_need need;
-            attn_need(r, g, roles[i], form, &need);
-            need.page = r->info.page;
-            TRY(u->b->open(&u->a, r->d, &need, dims, e));
+    for (int i = 0; i < N_ROLES; i++)
+        for (int g = 0; g < r->info.model.n_group; g++) {
+            struct attn_use *u = &r->attn[i][g];
+            if (u->b)
+                TRY(u->b->open(&u->a, r->d, &r->need[i][g], &r->dims[i], e));
         }
-    }
     return OK;
 }
 
-static int plan_memory(struct runner *r, const struct worker_conf *c, struct err *e)
+static int place(struct runner *r, struct err *e)
 {
-    struct model_info *mi = &r->info.model;
-    int page = r->info.page;
-    int verify_rows = c->reqs_max * r->rows_per_req;
-    int rows_max = verify_rows > c->prefill_rows_max ? verify_rows : c->prefill_rows_max;
-    for (int g = 0; g < mi->n_group; g++) {
-        int64_t pages = (c->kv_tokens + page - 1) / page;
-        if (pages < 1 || pages > INT32_MAX / page)
-            return FAIL(e, E_INVAL, "a KV cache of %lld tokens cannot be addressed",
-                        (long long)c->kv_tokens);
-        r->info.n_page[g] = (int)pages;
-        r->info.pages_max[g] = kv_pages(c->len_max, page);
-    }
-    r->set_max = mi->n_group * (c->prefill_rows_max + c->reqs_max * (LIM_ROWS_PER_REQ + 4));
-    struct batch_conf bc = {
-        .slots_max = c->slots_max,
-        .reqs_max = c->reqs_max,
-        .rows_max = rows_max,
-        .logits_max = verify_rows,
-        .set_max = r->set_max,
-        .len_max = c->len_max,
-        .vocab = mi->vocab,
-        .hidden = mi->hidden,
-        .n_group = mi->n_group,
-        .ring_depth = RING_DEPTH,
-    };
-    TRY(model_place(r->model, r->ops, r->d, rows_max, c->len_max, e));
-    TRY(batch_open(&r->b, &bc, r->ops, r->d, e));
-    TRY(kv_pool_open(&r->kv, mi->group, mi->n_group, r->info.n_page, page, c->len_max,
-                     c->slots_max + 1, r->ops, r->d, e));
-    r->info.kv_bytes = (int64_t)kv_pool_bytes(mi->group, mi->n_group, r->info.n_page, page);
-    r->info.workspace_bytes =
-        (int64_t)(batch_bytes(&bc) + model_device_bytes(r->model, rows_max, c->len_max));
-    return OK;
+    const struct model_info *mi = &r->info.model;
+    const struct worker_conf *c = &r->conf;
+    TRY(model_place(r->model, r->ops, r->d, r->sizes.rows_max, c->len_max, e));
+    TRY(batch_open(&r->b, &r->sizes, r->ops, r->d, e));
+    return kv_pool_open(&r->kv, mi->group, mi->n_group, r->info.n_page, r->info.page, c->len_max,
+                        c->slots_max + 1, r->ops, r->d, e);
 }
 
 static int record_graphs(struct runner *r, struct err *e)
@@ -450,41 +370,14 @@ static int record_graphs(struct runner *r, struct err *e)
     return OK;
 }
 
-/* The named device, or with "auto" the first of the build that opens: no GPU is no error then. */
-static int open_device(struct runner *r, const struct worker_conf *c, struct err *e)
-{
-    struct dev_conf dc = {.ordinal = 0, .threads = c->threads};
-    if (c->device && strcmp(c->device, "auto")) {
-        r->ops = dev_find(c->device);
-        if (!r->ops)
-            return FAIL(e, E_UNSUPPORTED, "device '%s' is not part of this build", c->device);
-        return r->ops->open(&r->d, &dc, e);
-    }
-    int ret = E_UNSUPPORTED;
-    for (int i = 0; dev_list[i] && ret == E_UNSUPPORTED; i++) {
-        r->ops = dev_list[i];
-        ret = r->ops->open(&r->d, &dc, e);
-    }
-    return ret;
-}
-
 int runner_open(struct runner *r, const struct worker_conf *c, struct err *e)
 {
-    *r = (struct runner){.conf = *c};
-    r->conf.model_dir = r->conf.device = r->conf.attention_backend = NULL;
     int ret = OK;
     int64_t t0 = clock_us();
-    TRY_OUT(open_device(r, c, e));
-    TRY_OUT(model_open(&r->model, c->model_dir, e));
-    model_kv_dtype(r->model, c->kv_dtype ? c->kv_dtype : r->ops->kv_dtype);
-    r->info.model = *model_info(r->model);
-    r->info.device = r->ops->name;
-    r->spec_env = (struct spec_env){.ops = r->ops, .d = r->d, .reqs_max = c->reqs_max};
-    r->algo = spec_find("off");
-    r->rows_per_req = r->algo->rows_per_req(&r->spec_env);
-    CHECK(r->rows_per_req >= 1 && r->rows_per_req <= LIM_ROWS_PER_REQ);
-    TRY_OUT(open_attention(r, c, e));
-    TRY_OUT(plan_memory(r, c, e));
+    TRY_OUT(runner_begin(r, c, e));
+    TRY_OUT(runner_choose(r, c, e));
+    TRY_OUT(open_attention(r, e));
+    TRY_OUT(place(r, e));
     r->spec_env.slots = r->b.slots;
     if (r->algo->open)
         TRY_OUT(r->algo->open(&r->spec, &r->spec_env, e));

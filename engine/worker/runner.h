@@ -9,6 +9,11 @@
 #include "engine/worker/worker.h"
 #include "speculative/spec.h"
 
+enum {
+    RING_DEPTH = STEPS_MAX + 1,
+    NEEDS_MAX = N_ROLES * LIM_KV_GROUPS,
+};
+
 struct runner {
     struct worker_conf conf; /* numbers only: strings are not kept */
     const struct dev_ops *ops;
@@ -16,7 +21,9 @@ struct runner {
     struct model *model;
     struct worker_info info;
     struct attn_use attn[N_ROLES][LIM_KV_GROUPS];
-    struct graph_dims dims[N_ROLES]; /* the most a call of the role may bring */
+    struct attn_need need[N_ROLES][LIM_KV_GROUPS]; /* of the roles in use, as chosen */
+    struct graph_dims dims[N_ROLES];               /* the most a call of the role may bring */
+    struct batch_conf sizes;
     struct batch b;
     struct kv_pool kv;
     struct spec_env spec_env;
@@ -28,6 +35,15 @@ struct runner {
     bool eager; /* tests: run the bodies instead of replaying the graphs */
 };
 
+/* The first steps of opening, which take no device memory and read no weights; runner_close is due
+ * also when they fail. begin: device, model. choose: page size, backends, sizes, bytes. */
+int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e);
+int runner_choose(struct runner *r, const struct worker_conf *c, struct err *e);
+/* What every role in use needs of every group, page not chosen; out[NEEDS_MAX], returns how many.
+ */
+int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out);
+
+/* All of it. */
 int runner_open(struct runner *r, const struct worker_conf *c, struct err *e);
 void runner_close(struct runner *r); /* also of a half-opened one */
 /* Staging blocks with the capacities of the configuration. */

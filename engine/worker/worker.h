@@ -20,6 +20,8 @@ enum { STEPS_MAX = 2 };
 
 struct worker_conf {
     const char *model_dir, *device; /* "auto" or a device name */
+    bool dummy;                     /* generated weights (struct model_conf) */
+    int n_layer;                    /* of them; 0: all */
     int threads;
     int reqs_max; /* requests of one decode step; slots are 1..slots_max */
     int slots_max;
@@ -76,7 +78,8 @@ struct worker_info {
     int page;
     int n_page[LIM_KV_GROUPS];    /* pages of a group's pool; page ids 0 … n_page - 1 */
     int pages_max[LIM_KV_GROUPS]; /* entries of a page-table row */
-    int64_t kv_bytes, workspace_bytes;
+    int64_t kv_bytes;
+    int64_t batch_bytes, model_bytes, attention_bytes, workspace_bytes; /* the last is the sum */
     int n_graph;
     double load_s, record_s;
     const char *device;

@@ -1,0 +1,252 @@
+/* From settings to the worker's numbers, and the same as text for `specd plan`: nothing is loaded
+ * or run. Whoever opens or plans; the device is opened to be asked, and closed again. */
+#include "engine/plan.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+#include "engine/worker/runner.h"
+
+enum { DEF_SEQS = 64, DEF_ROWS = 512, MAX_ROWS = 1 << 16 };
+#define DEF_KV_BYTES ((int64_t)4 << 30)
+
+/* ---- numbers ---- */
+
+static int online_cores(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return n > 0 ? n : 1;
+}
+
+int plan_take(int value, int def, int lo, int hi, const char *what, int *out, struct err *e)
+{
+    value = value ? value : def;
+    if (value < lo || value > hi)
+        return FAIL(e, E_INVAL, "%s is %d; %d to %d", what, value, lo, hi);
+    *out = value;
+    return OK;
+}
+
+static int64_t group_bytes(const struct kv_group *kg)
+{
+    return (int64_t)kg->n_layer * (kg->k_width + kg->v_width) * (int64_t)dtype_size(kg->dt);
+}
+
+static int64_t kv_token_bytes(const struct model_info *mi)
+{
+    int64_t n = 0;
+    for (int i = 0; i < mi->n_group; i++)
+        n += group_bytes(&mi->group[i]);
+    return n > 0 ? n : 1;
+}
+
+/* Context length and KV capacity from the configuration and the model's own numbers. */
+static int plan_lengths(const struct engine_conf *c, const struct model_info *mi,
+                        struct worker_conf *w, struct err *e)
+{
+    int len = c->max_model_len ? c->max_model_len : mi->pos_max;
+    if (len < 2 || len > mi->pos_max)
+        return FAIL(e, E_INVAL, "max_model_len is %d; the model allows 2 to %d", len, mi->pos_max);
+    int64_t all = (int64_t)w->reqs_max * len, room = DEF_KV_BYTES / kv_token_bytes(mi);
+    int64_t tokens = c->kv_cache_tokens ? c->kv_cache_tokens : all < room ? all : room;
+    if (tokens < 2 || tokens > INT32_MAX)
+        return FAIL(e, E_INVAL, "kv_cache_tokens is %lld; at least 2, at most %d",
+                    (long long)tokens, INT32_MAX);
+    if (tokens < len) {
+        LOG(LOG_WARN, "engine", "the KV cache of %lld tokens limits the context of %d",
+            (long long)tokens, len);
+        len = (int)tokens;
+    }
+    w->len_max = len;
+    w->kv_tokens = tokens;
+    return OK;
+}
+
+int plan_worker(struct worker_conf *w, const struct engine_conf *c, struct err *e)
+{
+    TRY(plan_take(c->threads, online_cores(), 1, 1024, "threads", &w->threads, e));
+    TRY(plan_take(c->max_num_seqs, DEF_SEQS, 1, LIM_SLOTS - 1, "max_num_seqs", &w->reqs_max, e));
+    TRY(plan_take(c->max_num_batched_tokens, DEF_ROWS, 1, MAX_ROWS, "max_num_batched_tokens",
+                  &w->prefill_rows_max, e));
+    /* Paused requests keep a slot without a place in the steps; so there are more slots. */
+    w->slots_max = w->reqs_max + (w->reqs_max + 1) / 2;
+    if (w->slots_max > LIM_SLOTS - 1)
+        w->slots_max = LIM_SLOTS - 1;
+    w->model_dir = c->model;
+    w->dummy = c->dummy;
+    w->n_layer = c->num_layers;
+    w->device = c->device ? c->device : "auto";
+    w->block_size = c->block_size;
+    w->attention_backend = c->attention_backend;
+    struct model *m; /* headers only: its sizes are needed before the worker opens it */
+    struct model_conf mc = {.path = c->model, .dummy = c->dummy, .n_layer = c->num_layers};
+    TRY(model_open_conf(&m, &mc, e));
+    int ret = plan_lengths(c, model_info(m), w, e);
+    model_close(m);
+    return ret;
+}
+
+/* ---- text ---- */
+
+static void put_bytes(struct buf *b, const char *what, int64_t n, const char *note)
+{
+    buf_fmt(b, "  %-26s %12.2f MiB  %s\n", what, (double)n / (1 << 20), note);
+}
+
+static void put_model(struct buf *b, const struct runner *r, const struct engine_conf *c)
+{
+    const struct model_info *mi = &r->info.model;
+    buf_fmt(b, "model      %s\n", c->model);
+    buf_fmt(b, "family     %s (%s)%s\n", mi->family, mi->arch,
+            c->dummy ? ", generated weights" : "");
+    buf_fmt(b, "layers     %d, hidden %d, heads %d, vocabulary %d, positions %d\n", mi->n_layer,
+            mi->hidden, mi->n_head, mi->vocab, mi->pos_max);
+    if (mi->n_mtp)
+        buf_fmt(b, "next-token %d layer(s), kept aside\n", mi->n_mtp);
+    buf_fmt(b, "parameters %lld (%.2f B), %lld bytes of weights\n", (long long)mi->n_param,
+            (double)mi->n_param * 1e-9, (long long)mi->weight_bytes);
+    buf_fmt(b, "device     %s\n", r->info.device);
+    for (int g = 0; g < mi->n_group; g++) {
+        const struct kv_group *kg = &mi->group[g];
+        buf_fmt(b, "kv group %d %d layers, %s, rows of %d + %d %s", g, kg->n_layer,
+                kg->kind == ATTN_GQA ? "gqa" : "mla", kg->k_width, kg->v_width, dtype_name(kg->dt));
+        if (kg->window)
+            buf_fmt(b, ", window %d", kg->window);
+        buf_char(b, '\n');
+    }
+}
+
+/* Every role and group in use against every backend of the device, at the page size `page` (0: not
+ * chosen). Forms of MLA are listed apart: a start uses one of them. */
+static void put_matrix(struct buf *b, const struct runner *r, enum attn_kind form, int page)
+{
+    struct attn_need need[NEEDS_MAX];
+    int n = runner_needs(r, form, need);
+    for (int k = 0; k < n; k++)
+        for (int i = 0; attn_backends[i]; i++) {
+            const struct attn_backend *a = attn_backends[i];
+            if (strcmp(a->device, r->ops->name) != 0)
+                continue;
+            const struct attn_use *u = &r->attn[need[k].role][k / (n / r->info.model.n_group)];
+            struct err why = {0};
+            need[k].page = page;
+            bool ok = attn_check(a, &need[k], &why) == OK;
+            bool used = page && u->b == a && u->kind == need[k].kind;
+            buf_fmt(b, "  %-11s %d  %-16s  %-13s %s%s\n", role_name(need[k].role),
+                    k / (n / r->info.model.n_group), attn_kind_name(need[k].kind), a->name,
+                    ok ? "ok" : why.text, used ? ", chosen" : "");
+        }
+}
+
+static void put_pages(struct buf *b, const struct runner *r, enum attn_kind form)
+{
+    struct attn_need need[NEEDS_MAX];
+    int n = runner_needs(r, form, need);
+    uint32_t common = ~0u;
+    for (int k = 0; k <= n; k++) {
+        uint32_t bits = k < n ? attn_pages(r->ops->name, &need[k]) : common;
+        common &= bits;
+        if (k < n)
+            buf_fmt(b, "  %-11s %d  ", role_name(need[k].role), k / (n / r->info.model.n_group));
+        else
+            buf_fmt(b, "  all            ");
+        for (int p = 0; p < 31; p++)
+            if (bits >> p & 1)
+                buf_fmt(b, "%d ", 1 << p);
+        buf_str(b, bits ? "\n" : "none\n");
+    }
+}
+
+static void put_attention(struct buf *b, const struct runner *r)
+{
+    bool mla = r->info.model.group[0].kind != ATTN_GQA;
+    enum attn_kind form = ATTN_MLA_ABSORBED;
+    if (mla && r->attn[TGT_VERIFY][0].b)
+        form = r->attn[TGT_VERIFY][0].kind;
+    int page = r->info.page;
+    buf_fmt(b, "\nattention: role, kv group, form, backend of %s\n", r->ops->name);
+    put_matrix(b, r, ATTN_MLA_ABSORBED, page);
+    if (mla)
+        put_matrix(b, r, ATTN_MLA_DECOMPRESSED, page);
+    buf_fmt(b, "\npage sizes that some backend serves\n");
+    put_pages(b, r, form);
+    if (page)
+        buf_fmt(b, "  chosen         %d (%s)\n", page,
+                r->conf.block_size ? "as asked"
+                : page == 16       ? "preferred on the CPU device, else the smallest"
+                                   : "the smallest");
+}
+
+static void put_memory(struct buf *b, const struct runner *r)
+{
+    const struct worker_info *i = &r->info;
+    const struct worker_conf *c = &r->conf;
+    int64_t total = (int64_t)i->model.weight_bytes + i->workspace_bytes + i->kv_bytes;
+    bool host = !r->ops->mirror;
+    char note[96];
+    buf_fmt(b, "\nmemory\n");
+    put_bytes(b, "weights", (int64_t)i->model.weight_bytes,
+              c->dummy ? "generated at start"
+              : host   ? "mapped files, read where they are"
+                       : "copied to the device");
+    snprintf(note, sizeof note, "passes of up to %d rows, positions to %d", r->sizes.rows_max,
+             c->len_max);
+    put_bytes(b, "model workspace", i->model_bytes, note);
+    put_bytes(b, "attention workspace", i->attention_bytes, "");
+    snprintf(note, sizeof note, "%d slots, logits of %d rows", c->slots_max, r->sizes.logits_max);
+    put_bytes(b, "slots, batch, logits", i->batch_bytes, note);
+    for (int g = 0; g < i->model.n_group; g++) {
+        const struct kv_group *kg = &i->model.group[g];
+        char what[32];
+        snprintf(what, sizeof what, "kv group %d", g);
+        snprintf(note, sizeof note, "%lld bytes a token, %d pages of %d",
+                 (long long)group_bytes(kg), i->n_page[g], i->page);
+        put_bytes(b, what, (int64_t)kv_pool_bytes(kg, 1, &i->n_page[g], i->page), note);
+    }
+    put_bytes(b, "total", total, "without the program, recorded steps and request state");
+}
+
+/* What the KV memory holds: sequences at fractions of the context, and the whole set of slots. */
+static void put_capacity(struct buf *b, const struct runner *r)
+{
+    const struct worker_info *i = &r->info;
+    int page = i->page, pages = i->n_page[0], seqs = r->conf.reqs_max;
+    for (int g = 1; g < i->model.n_group; g++)
+        pages = i->n_page[g] < pages ? i->n_page[g] : pages;
+    buf_fmt(b, "\ncontext x concurrency in %lld tokens of KV (at most %d decode at once)\n",
+            (long long)pages * page, seqs);
+    for (int part = 1; part <= 64 && r->conf.len_max / part >= 2; part *= 4) {
+        int len = r->conf.len_max / part, n = pages / kv_pages(len, page);
+        buf_fmt(b, "  %8d tokens x %d sequences\n", len, n < seqs ? n : seqs);
+    }
+    int64_t each = (int64_t)(pages / seqs) * page;
+    if (each < r->conf.len_max)
+        buf_fmt(b, "  %8lld tokens x %d sequences\n", (long long)each, seqs);
+}
+
+int engine_plan(const struct engine_conf *c, struct buf *out, struct err *e)
+{
+    if (!c->model)
+        return FAIL(e, E_INVAL, "no model directory");
+    struct worker_conf w = {0};
+    struct runner r = {0};
+    int ret;
+    TRY(plan_worker(&w, c, e));
+    ret = runner_begin(&r, &w, e);
+    if (ret == OK) {
+        put_model(out, &r, c);
+        ret = runner_choose(&r, &w, e);
+        put_attention(out, &r);
+    }
+    if (ret == OK) {
+        put_memory(out, &r);
+        put_capacity(out, &r);
+    }
+    runner_close(&r);
+    return ret;
+}
