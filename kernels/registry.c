@@ -1,14 +1,24 @@
 /* The devices of this build. The only place that knows whether CUDA was built in. */
 #include <string.h>
 
+#include "kernels/choose.h"
 #include "kernels/device.h"
 
 #if HAVE_CUDA
 extern const struct dev_ops dev_cuda;
+void cuda_facts(struct gpu_facts *out); /* of out->ordinal */
 const struct dev_ops *const dev_list[] = {&dev_cuda, &dev_cpu, NULL};
 #else
 const struct dev_ops *const dev_list[] = {&dev_cpu, NULL};
 #endif
+
+void dev_facts(struct gpu_facts *out, int ordinal)
+{
+    *out = (struct gpu_facts){.built = HAVE_CUDA, .ordinal = ordinal};
+#if HAVE_CUDA
+    cuda_facts(out);
+#endif
+}
 
 const struct dev_ops *dev_find(const char *name)
 {

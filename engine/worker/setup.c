@@ -1,29 +1,26 @@
 /* What opening a runner decides before any memory is taken: device, model, page size, attention
  * backends, sizes. `specd plan` stops here, so its numbers are those of a start. Worker thread, or
  * whoever plans. */
-#include <string.h>
-
 #include "engine/base/check.h"
+#include "engine/base/log.h"
 #include "engine/worker/runner.h"
+#include "kernels/choose.h"
 
 static const enum role roles_in_use[] = {TGT_PREFILL, TGT_VERIFY};
 
-/* The named device, or with "auto" the first of the build that opens: no GPU is no error then. */
 static int open_device(struct runner *r, const struct worker_conf *c, struct err *e)
 {
     struct dev_conf dc = {.ordinal = 0, .threads = c->threads};
-    if (c->device && strcmp(c->device, "auto")) {
-        r->ops = dev_find(c->device);
-        if (!r->ops)
-            return FAIL(e, E_UNSUPPORTED, "device '%s' is not part of this build", c->device);
-        return r->ops->open(&r->d, &dc, e);
-    }
-    int ret = E_UNSUPPORTED;
-    for (int i = 0; dev_list[i] && ret == E_UNSUPPORTED; i++) {
-        r->ops = dev_list[i];
-        ret = r->ops->open(&r->d, &dc, e);
-    }
-    return ret;
+    struct gpu_facts f;
+    struct err why;
+    const char *name;
+    dev_facts(&f, dc.ordinal);
+    TRY(dev_decide(&name, c->device, &f, &why, e));
+    if (why.code != OK)
+        LOG(LOG_INFO, "worker", "the CPU device is used: %s", why.text);
+    r->ops = dev_find(name);
+    CHECK(r->ops);
+    return r->ops->open(&r->d, &dc, e);
 }
 
 int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e)

@@ -8,24 +8,43 @@
 extern "C" {
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "kernels/choose.h"
 }
 
 struct dev_graph {
     cudaGraphExec_t exec;
 };
 
+/* What gpu_usable decides on; no context is made. */
+extern "C" void cuda_facts(struct gpu_facts *out)
+{
+    int major = 0, minor = 0;
+    out->built = true;
+    out->toolkit = CUDART_VERSION;
+    if (cudaDriverGetVersion(&out->driver) != cudaSuccess)
+        out->driver = 0;
+    cudaError_t r = cudaGetDeviceCount(&out->count);
+    if (r != cudaSuccess) {
+        out->count = 0;
+        out->fault = cudaGetErrorString(r);
+        cudaGetLastError(); /* it is an answer, not a fault of what follows */
+        return;
+    }
+    if (out->ordinal < 0 || out->ordinal >= out->count)
+        return;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, out->ordinal);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, out->ordinal);
+    out->sm = major * 10 + minor;
+}
+
 static int cuda_open(struct dev **out, const struct dev_conf *c, struct err *e)
 {
-    int n = 0;
-    cudaError_t r = cudaGetDeviceCount(&n);
-    if (r == cudaErrorInsufficientDriver)
-        return FAIL(e, E_UNSUPPORTED, "cuda: the driver is missing or older than CUDA %d.%d needs",
-                    CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
-    if (r != cudaSuccess || n == 0)
-        return FAIL(e, E_UNSUPPORTED, "cuda: no usable GPU (%s)",
-                    r == cudaSuccess ? "none found" : cudaGetErrorString(r));
-    if (c->ordinal < 0 || c->ordinal >= n)
-        return FAIL(e, E_INVAL, "cuda device %d: there are %d", c->ordinal, n);
+    struct gpu_facts f = {};
+    f.ordinal = c->ordinal;
+    cuda_facts(&f);
+    int r = gpu_usable(&f, e);
+    if (r < 0)
+        return r;
     struct dev *d = MEM_NEW(struct dev);
     d->conf = *c;
     *out = d; /* closed by the caller's failure path through cuda_close */
@@ -34,9 +53,6 @@ static int cuda_open(struct dev **out, const struct dev_conf *c, struct err *e)
     CU(e, cudaGetDeviceProperties(&prop, c->ordinal));
     d->sm = prop.major * 10 + prop.minor;
     d->n_sm = prop.multiProcessorCount;
-    if (d->sm < 80)
-        return FAIL(e, E_UNSUPPORTED, "cuda: %s is sm_%d, this build needs sm_80 or newer",
-                    prop.name, d->sm);
     CU(e, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     if (cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
         return FAIL(e, E_DEVICE, "cuda: cuBLASLt does not start");
