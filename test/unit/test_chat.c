@@ -145,11 +145,11 @@ END_TEST
 /* A render that must fail with E_RANGE, soon. */
 static void bounded(const char *source, const char *vars)
 {
-    int64_t from = clock_us();
+    int64_t from = clock_thread_cpu_us();
     int ret = run(source, vars);
-    int64_t took = clock_us() - from;
+    int64_t took = clock_thread_cpu_us() - from;
     ck_assert_msg(ret == E_RANGE, "%.100s: %s (%s)", source, err_name(ret), g_err.text);
-    ck_assert_msg(took < 20 * 1000 * 1000, "%.100s took %lld us", source, (long long)took);
+    ck_assert_msg(took < 30 * 1000 * 1000, "%.100s took %lld us", source, (long long)took);
     ck_assert_msg(strstr(g_err.text, "line ") != NULL, "%s", g_err.text);
 }
 
@@ -260,10 +260,10 @@ START_TEST(long_chat)
         char *path = mem_printf("test/data/chat/templates/%s.jinja", names[i]);
         ck_assert_int_eq(file_read(&text, &len, path, 1 << 20, &e), OK);
         ck_assert_int_eq(chat_template_parse(&t, text, len, &e), OK);
-        int64_t from = clock_us();
+        int64_t from = clock_thread_cpu_us();
         ck_assert_msg(chat_render(t, vars, &out, &e) == OK, "%s: %s", names[i], e.text);
         ck_assert_uint_gt(out.text.len, 5500000);
-        ck_assert_int_lt(clock_us() - from, 20 * 1000 * 1000);
+        ck_assert_int_lt(clock_thread_cpu_us() - from, 20 * 1000 * 1000);
         chat_text_done(&out);
         chat_template_free(t);
         mem_free(text);
