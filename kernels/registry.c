@@ -14,7 +14,7 @@ const struct dev_ops *const dev_list[] = {&dev_cpu, NULL};
 
 void dev_facts(struct gpu_facts *out, int ordinal)
 {
-    *out = (struct gpu_facts){.built = HAVE_CUDA, .ordinal = ordinal};
+    *out = (struct gpu_facts){.ordinal = ordinal};
 #if HAVE_CUDA
     cuda_facts(out);
 #endif
