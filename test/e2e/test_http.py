@@ -248,11 +248,15 @@ def test_body_limit():
         assert s.get("/health").status == 200
 
 
+# Long enough not to occur in a log by chance, as two letters did within random request ids.
+KEY1, KEY2 = "first-api-key-for-tests", "second-api-key-for-tests"
+
+
 def test_api_key():
-    with Server("--api-key", "k1", "--api-key", "k2") as s:
-        ok = [{"Authorization": "Bearer k1"}, {"Authorization": "bearer k2"}, {"X-Api-Key": "k1"}]
-        no = [{}, {"Authorization": "Bearer k"}, {"Authorization": "Bearer k11"}, {"Authorization": "Basic k1"},
-              {"Authorization": "k1"}, {"X-Api-Key": ""}, {"Authorization": "Bearer "}]
+    with Server("--api-key", KEY1, "--api-key", KEY2) as s:
+        ok = [{"Authorization": "Bearer " + KEY1}, {"Authorization": "bearer " + KEY2}, {"X-Api-Key": KEY1}]
+        no = [{}, {"Authorization": "Bearer " + KEY1[:-1]}, {"Authorization": "Bearer " + KEY1 + "1"}, {"Authorization": "Basic " + KEY1},
+              {"Authorization": KEY1}, {"X-Api-Key": ""}, {"Authorization": "Bearer "}]
         for h in ok:
             assert s.post("/v1/completions", BODY.encode(), headers=h).status == 200, h
             assert s.get("/v1/models", headers=h).status == 200
@@ -262,10 +266,10 @@ def test_api_key():
                 r = s.request(method, path, BODY.encode() if method == "POST" else None, headers=h)
                 e = r.error(401, code="invalid_api_key")
                 assert e["type"] == "authentication_error" and r.headers["www-authenticate"].startswith("Bearer")
-                assert "k1" not in e["message"]
+                assert KEY1 not in e["message"]
         for path in ("/health", "/version", "/metrics", "/health/live"):
             assert s.get(path).status == 200
-        assert "k1" not in s.tail(100000) and "k2" not in s.tail(100000), "keys are never logged"
+        assert KEY1 not in s.tail(100000) and KEY2 not in s.tail(100000), "keys are never logged"
 
 
 def test_served_names():
