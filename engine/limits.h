@@ -5,11 +5,15 @@
 
 enum {
     /* device-resident request slots */
-    LIM_SLOTS = 1025,      /* slot 0 is padding, so at most 1,024 requests decode at once */
-    LIM_STOP_IDS = 32,     /* stop token ids of a request, end-of-sequence ids included */
-    LIM_BIAS = 1024,       /* logit_bias entries */
-    LIM_LOGPROBS = 20,     /* alternatives reported beside the sampled token */
-    LIM_ROWS_PER_REQ = 16, /* rows of one request in one verify: root and drafts */
+    LIM_SLOTS = 1025,       /* slot 0 is padding, so at most 1,024 requests decode at once */
+    LIM_STOP_IDS = 32,      /* stop token ids of a request, end-of-sequence ids included */
+    LIM_BIAS = 1024,        /* logit_bias entries */
+    LIM_LOGPROBS = 20,      /* alternatives reported beside the sampled token */
+    LIM_ROWS_PER_REQ = 64,  /* rows of one request in one verify: root and drafts */
+    LIM_EMIT = 16,          /* tokens one verify may emit: the longest drafted path, and one */
+    LIM_SPEC_TOPK = 16,     /* branches of a drafted tree at every step */
+    LIM_DRAFT_NODES = 1024, /* candidates of one draft round: topk + (steps - 1) topk^2 */
+    LIM_TAPS = 8,           /* target layers whose input a drafter reads */
     LIM_KV_GROUPS = 4,
     LIM_EXPERTS_PER_TOK = 32,
 

@@ -103,8 +103,9 @@ struct op_add { /* x += y, [R,dim] dense */
 struct op_gather { /* out[m,:] = idx[m] < 0 ? 0 : x[idx[m],:] */
     float *out;
     const float *x;
-    const int32_t *idx; /* [rows] */
+    const int32_t *idx; /* [rows]; NULL: idx[m] = m */
     int rows, dim;
+    int64_t ldx, ldo; /* 0: dim */
 };
 
 enum moe_score { MOE_SOFTMAX = 1, MOE_SIGMOID };
@@ -145,6 +146,9 @@ static inline size_t moe_ffn_work(size_t rows, size_t topk, size_t inter, size_t
 
 /* ---- slots and rows ---- */
 
+/* Where a request's drafts come from. */
+enum spec_mode { SPEC_OFF, SPEC_NGRAM, SPEC_MODEL };
+
 /* Sampling and finish parameters of a request, written once when its slot starts. Plain data. */
 struct slot_params {
     uint64_t seed;
@@ -158,6 +162,8 @@ struct slot_params {
     int32_t max_out;    /* finish with FIN_LENGTH at this many */
     int32_t len_max;    /* finish with FIN_LENGTH when prompt + output reaches it (context) */
     int32_t n_logprobs; /* -1: none asked; 0..LIM_LOGPROBS alternatives */
+    int32_t spec_mode;  /* enum spec_mode */
+    int32_t spec_max;   /* most drafted rows of a verify */
     int32_t n_stop, n_bias;
     int32_t stop[LIM_STOP_IDS];
     int32_t bias_id[LIM_BIAS];
@@ -172,9 +178,16 @@ struct slot_arrays {
     int32_t *live; /* [S] 1: takes part in steps; the device clears it when the request finishes */
     int32_t *len;  /* [S] committed length c: tokens whose KV is final */
     int32_t *root; /* [S] token at position c: sampled, no KV yet */
-    int32_t *n_rows; /* [S] rows of the next verify: 1 + drafts */
-    int32_t *draft;  /* [S][LIM_ROWS_PER_REQ] row tokens after the root, written by a drafter */
-    int32_t *n_out;  /* [S] output tokens so far */
+    /* The next verify's rows: the root is row 0, row j + 1 is node j, written by a drafter. Parents
+     * come before their children. Depth of a row: bits of its `anc` less one. */
+    int32_t *n_rows; /* [S] 1 + nodes */
+    int32_t *draft;  /* [S][LIM_ROWS_PER_REQ] token of node j */
+    int32_t *parent; /* [S][LIM_ROWS_PER_REQ] parent row of node j, 0 … j */
+    uint64_t *anc;   /* [S][LIM_ROWS_PER_REQ] bit i: node j's row is, or descends from, row i */
+    /* The model drafter's cache rows of a slot: positions [drf_first, drf_next) are filled. A row
+     * belongs to the position of the token it consumed. */
+    int32_t *drf_first, *drf_next; /* [S] */
+    int32_t *n_out;                /* [S] output tokens so far */
     int32_t *hist;   /* [S][len_max] prompt and output tokens by position (root included) */
     uint32_t *seen;  /* [S][(V+31)/32] tokens of prompt or output */
     uint16_t *count; /* [S][V] output counts, saturating */
@@ -185,10 +198,14 @@ struct slot_arrays {
 /* One row list. The three position facts of a row are independent: RoPE position, visible key range
  * per KV group, write slot per KV group; nothing derives one from another later. */
 struct row_arrays {
-    int32_t *tok;                  /* [R] token, -1: padding */
-    int32_t *slot;                 /* [R] 0: padding */
-    int32_t *pos;                  /* [R] RoPE position */
-    int32_t *req;                  /* [R] index of the request in the step, -1: padding */
+    int32_t *tok;    /* [R] token, -1: padding */
+    int32_t *slot;   /* [R] 0: padding */
+    int32_t *pos;    /* [R] RoPE position */
+    int32_t *req;    /* [R] index of the request in the step, -1: padding */
+    int32_t *at;     /* [R] position of its cache entry; a chain's is pos */
+    int32_t *parent; /* [R] row (of the call) of the token before it, -1: none here */
+    uint64_t *anc;   /* [R] tree masks: see struct attn_call; a chain's row j: 2^(j+1) - 1 */
+    int32_t *row0;   /* [R] tree masks: position of the cache entry of bit 0 */
     int32_t *first[LIM_KV_GROUPS]; /* [R] first visible key position */
     int32_t *last[LIM_KV_GROUPS];  /* [R] one past the last; first == last: sees nothing */
     int32_t *wslot[LIM_KV_GROUPS]; /* [R] pool row to write, -1: none */
@@ -204,8 +221,8 @@ struct page_set { /* page-table update: table of `group`, [slot][index] = page *
 };
 
 /* Applies the host's updates at the start of a step: stops slots, starts slots (clears counts,
- * len = 0, live), sets page-table entries, in this order: a slot may be stopped and given away in
- * one step. Reads the staging block only. */
+ * len = 0, live, no drafts, drf_first = drf_next = drf_begin), sets page-table entries, in this
+ * order: a slot may be stopped and given away in one step. Reads the staging block only. */
 struct op_slot_update {
     struct slot_arrays s;
     const struct slot_start *start;
@@ -217,16 +234,19 @@ struct op_slot_update {
     int32_t *table[LIM_KV_GROUPS]; /* [S][pages_max] */
     int32_t pages_max[LIM_KV_GROUPS];
     int n_group;
+    int drf_begin; /* first position the model drafter has a row for */
 };
 
-/* Verify rows of B requests: request i contributes n_rows[slot] rows (root, then drafts) when its
- * slot is live and its gen matches, else none. Writes req_row0, req_n and all R rows (the rest
- * padding). Row j of a request sits at position len + j. R must hold the sum; what does not fit is
- * a CHECK failure on the CPU. */
+/* Verify rows of B requests: request i contributes min(n_rows[slot], req_cap[i]) rows (root, then
+ * nodes) when its slot is live and its gen matches, else none; rows from the first one on whose
+ * position would be beyond len_max - 1 are left out. Writes req_row0, req_n and all R rows (the
+ * rest padding). Row j of a request has its cache entry at len + j and the RoPE position len +
+ * depth. R must hold the sum; what does not fit is a CHECK failure on the CPU. */
 struct op_rows_build {
     struct slot_arrays s;
     struct row_arrays out;
     const int32_t *req_slot, *req_gen; /* [B], slot 0: padding */
+    const int32_t *req_cap;            /* [B] >= 1; NULL: no cap */
     int32_t *req_row0, *req_n;         /* [B] */
     int reqs, rows;
 };
@@ -238,13 +258,14 @@ struct op_rows_note {
     int rows;
 };
 
-/* Visible range and write slot of every row for one KV group: last = pos + 1,
- * first = window > 0 ? max(0, last - window) : 0, wslot = table[slot][pos / page] * page + pos %
+/* Visible range and write slot of every row for one KV group: last = at + 1, first =
+ * max(from[slot], window > 0 ? pos + 1 - window : 0), wslot = table[slot][at / page] * page + at %
  * page. Padding rows get first = last = 0 and wslot = -1. */
 struct op_rows_place {
-    const int32_t *slot, *pos, *tok; /* [R] */
-    int32_t *first, *last, *wslot;   /* [R] */
-    const int32_t *table;            /* [S][pages_max] */
+    const int32_t *slot, *pos, *tok, *at; /* [R] */
+    const int32_t *from;                  /* [S] first position that holds anything; NULL: 0 */
+    int32_t *first, *last, *wslot;        /* [R] */
+    const int32_t *table;                 /* [S][pages_max] */
     int rows, pages_max, page, window;
 };
 
@@ -291,19 +312,30 @@ struct op_score {
 struct ring_rec {
     int32_t slot, gen;
     int64_t step;
-    int32_t n;   /* tokens emitted, 0: the slot was dead or stale */
-    int32_t fin; /* enum fin, of the last token */
-    int32_t n_draft, n_accepted;
-    struct sample_out tok[LIM_ROWS_PER_REQ];
+    int32_t n;                   /* tokens emitted, 0: the slot was dead or stale */
+    int32_t fin;                 /* enum fin, of the last token */
+    int32_t n_draft, n_accepted; /* drafted rows verified; drafts among the tokens emitted */
+    int32_t n_deep;              /* depth of the deepest drafted row */
+    int32_t n_next;              /* rows that wait for the next verify; written by op_spec_note */
+    struct sample_out tok[LIM_EMIT];
 };
 
-/* Acceptance (design: sampler match): request i has rows row0..row0+n; sample m = row. Draft j is
- * accepted while it equals the sample of the row before it; the tokens emitted are the samples of
- * the accepted rows and of the first mismatch. Finish rules act per emitted token in order: a stop
- * id (not before min_out) beats length at the same token; nothing is emitted past the end. Advances
+/* What a pass emitted, for the work that follows it in the step. */
+struct accept_out {
+    int32_t *n;   /* [B] tokens emitted */
+    int32_t *row; /* [B][LIM_EMIT] row (of the call) that sampled each: the accepted path */
+    int32_t *tok; /* [B][LIM_EMIT] */
+    int32_t *len; /* [B] position of the first of these rows: token j sits at len + 1 + j */
+};
+
+/* Acceptance (design: sampler match): request i has rows row0..row0+n; sample m = row. From the
+ * root on, the first child (a row whose parent is the current one) whose token equals the current
+ * row's sample is accepted and becomes the current row; the tokens emitted are the samples of the
+ * rows of that path. Finish rules act per emitted token in order: a stop id (not before min_out)
+ * beats length at the same token; nothing is emitted past the end, nor more than LIM_EMIT. Advances
  * len, root, n_out, hist, seen, count, clears live at the end, sets n_rows = 1, writes the record.
  * Prefill (prefill = true): request i's chunk of req_n rows is committed; when last_sample[i] >= 0
- * its sample becomes the root and is emitted by the same rules. */
+ * its sample becomes the root and is emitted by the same rules; its row is the chunk's last. */
 struct op_accept {
     struct slot_arrays s;
     struct row_arrays rows;
@@ -313,8 +345,119 @@ struct op_accept {
     struct ring_rec *ring;       /* [B], this step's part is chosen by *step % ring_depth */
     const int64_t *step;         /* [1] device step counter, written by the staging copy */
     int ring_depth, ring_stride; /* records of a step start at (step % depth) * stride */
+    struct accept_out out;
     int reqs;
     bool prefill;
+};
+
+/* ---- speculation ---- */
+
+/* After a tree's acceptance: the cache entries of the accepted path move to consecutive positions,
+ * so that the cache is what plain decoding would have written. For token j of request i, in order:
+ * entry of position len + (row[j] - req_row0) goes to len + j. One plane of one group. */
+struct op_kv_move {
+    void *cache; /* [n_layer][layer_rows, width] */
+    enum dtype dt;
+    int width, n_layer;
+    int64_t layer_rows;
+    const int32_t *table; /* [S][pages_max] */
+    int pages_max, page;
+    const int32_t *req_slot, *req_row0; /* [B] */
+    struct accept_out acc;
+    int reqs;
+};
+
+/* Rows of draft-extend: the model drafter consumes every emitted token together with the target's
+ * feature of the row that sampled it. For a live request i with a matching gen and SPEC_MODEL,
+ * token j gives row out_row0(i) + j: tok, at = len + 1 + j, pos = at - shift, src = row[j] (the
+ * feature's row in the pass just done). All other rows are padding with src = -1. tail[i] is the
+ * row of the last token, -1 for requests without. out_row0 is req_row0 (verify's layout), or, when
+ * req_row0 is NULL, i (prefill: one token a request). A gap between drf_next and the first of these
+ * positions moves drf_first past it; drf_next becomes the position after the last. */
+struct op_draft_begin {
+    struct slot_arrays s;
+    struct row_arrays out;                        /* [R] */
+    const int32_t *req_slot, *req_gen, *req_row0; /* [B] */
+    struct accept_out acc;
+    int32_t *src;  /* [R] */
+    int32_t *tail; /* [B] */
+    int reqs, rows, shift;
+};
+
+/* Candidates of one draft round, by request of the step. Level l holds nodes [topk + (l - 1)
+ * topk^2, …) (level 0: [0, topk)); a node's parent is -1 (the root) or a node of the level before.
+ */
+struct draft_tree {
+    int32_t *tok, *parent; /* [B][LIM_DRAFT_NODES] target-vocabulary ids; tok -1: no node */
+    float *score;          /* [B][LIM_DRAFT_NODES] sum of log probabilities from the root */
+    int32_t *beam;         /* [B][LIM_SPEC_TOPK] node of each beam, -1: none */
+    uint64_t *beam_anc;    /* [B][LIM_SPEC_TOPK] scratch rows that a beam descends from */
+};
+static inline int draft_level(int topk, int level) /* first node of a level */
+{
+    return level == 0 ? 0 : topk + (level - 1) * topk * topk;
+}
+
+/* One level of drafting. Logit row i (level 0) or i * topk + b (beam b) gives its topk best tokens
+ * as children: value = logit, or, for a request with a temperature, logit / temperature plus the
+ * noise with which the target will sample that position (coupled drafting; a token's noise is that
+ * of its target id); score = parent's + value - log sum exp(values). Ties go to the lowest id. The
+ * topk best of the level by score become the beams (level 0: all of them; ties to the lower node).
+ * Unless it is the last level, writes the rows of the next pass, [B * topk]: row i * topk + b
+ * consumes beam b: at = len + 1 + level * topk + b, pos = len + 1 + level - shift, row0 = len + 1,
+ * anc = the scratch rows of its path with its own bit level * topk + b, src = the row of the pass
+ * just done whose feature it takes (level 0: tail[i]). Requests with tail[i] < 0, and rows
+ * whose token would be at len_max or beyond, give padding. */
+struct op_draft_pick {
+    struct slot_arrays s;
+    struct draft_tree t;
+    struct row_arrays out; /* [B * topk] of the next pass */
+    int32_t *src;          /* [B * topk] */
+    const int32_t *req_slot;
+    const int32_t *tail; /* [B] */
+    const float *logits; /* [B or B * topk, vocab] */
+    int64_t ldl;
+    const int32_t *d2t; /* [vocab] target id of a draft id; NULL: the same */
+    float *work;        /* [rows of logits, 2 * vocab] */
+    int reqs, topk, level, vocab, shift;
+    bool last;
+};
+
+/* The round's result: the `rows` - 1 (and at most spec_max) best nodes by score over all levels,
+ * ties to the lower node, in node order, become the slot's nodes (draft, parent, anc, n_rows). A
+ * node whose parent was not chosen, or is not a node (a NaN), hangs on the root. Requests with
+ * tail[i] < 0 are left alone. */
+struct op_draft_build {
+    struct slot_arrays s;
+    struct draft_tree t;
+    const int32_t *req_slot, *tail; /* [B] */
+    int reqs, topk, levels, rows;
+};
+
+/* Prompt lookup: for a live request i with a matching gen and SPEC_NGRAM, the longest suffix of
+ * hist[0 … len] (root included) of n_max … n_min tokens that occurred before, at its latest earlier
+ * occurrence; the tokens after it, at most `steps` and spec_max, become a chain of nodes. */
+struct op_draft_ngram {
+    struct slot_arrays s;
+    const int32_t *req_slot, *req_gen; /* [B] */
+    int reqs, n_min, n_max, steps;
+};
+
+/* Writes n_next of the step's records: n_rows of the live slots, 0 of the others. */
+struct op_spec_note {
+    struct slot_arrays s;
+    const int32_t *req_slot, *req_gen;
+    struct ring_rec *ring;
+    const int64_t *step;
+    int ring_depth, ring_stride, reqs;
+};
+
+/* out[(*step % depth) * stride + index] = the device's clock in nanoseconds, for the times of the
+ * parts of one launch; pinned memory. */
+struct op_stamp {
+    int64_t *out;
+    const int64_t *step;
+    int depth, stride, index;
 };
 
 /* clang-format off */
@@ -322,7 +465,8 @@ struct op_accept {
     X(embed)                                                                                       \
     X(rmsnorm) X(matmul) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
-            X(score) X(accept)
+            X(score) X(accept) X(kv_move) X(draft_begin) X(draft_pick) X(draft_build)              \
+                X(draft_ngram) X(spec_note) X(stamp)
 /* clang-format on */
 
 #define OP_FIELD(name) int (*name)(struct dev * d, const struct op_##name *a);

@@ -24,8 +24,15 @@ struct family {
                       int q_len_max, struct attn_need *out);
     int (*forward)(void *priv, const struct fwd *f, struct err *e);
     int (*logits)(void *priv, const float *hidden, int rows, float *logits, struct err *e);
+    /* optional: what drafters borrow and what only drafters have */
+    void (*shared)(const void *priv, struct weight *embed, struct weight *head);
+    int (*open_mtp)(void **priv, void *target, struct model_info *info, struct err *e);
+    int (*feature)(void *priv, const float *taps, int rows, float *feat, struct err *e);
+    const int32_t *(*d2t)(const void *priv);
 };
 
+/* Drafters, opened through a target. */
+extern const struct family family_deepseek_mtp, family_eagle3;
 extern const struct family family_llama, family_qwen2, family_qwen3, family_qwen3_moe,
     family_deepseek;
 extern const struct family *const families[]; /* NULL ends */

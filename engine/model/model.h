@@ -44,7 +44,14 @@ struct model_info {
     int32_t bos;     /* -1: none */
     int64_t n_param; /* elements of the tensors in use */
     size_t weight_bytes;
-    int n_mtp; /* next-token layers found, checked and kept aside */
+    int n_mtp; /* next-token layers found and checked (model_open_mtp) */
+    /* Drafters. A row that consumes the token of position i also takes a feature of the target's
+     * row i - 1 when `feat` is not 0; its RoPE position is i - shift. */
+    int feat;  /* width of the feature; 0: a language model, which needs none */
+    int shift; /* 1 with a feature, else 0 */
+    int n_tap; /* target layers whose input makes the feature; 0: the target's final rows do */
+    int tap[LIM_TAPS]; /* 0 … n_layer of the target, ascending; n_layer: the last layer's output */
+    int vocab_target;  /* ids the drafter consumes; `vocab` is what it predicts */
     /* sampling defaults of generation_config.json; neutral where it is silent */
     float temperature, top_p, min_p, repetition;
     int top_k;
@@ -60,6 +67,14 @@ struct model_conf {
 
 int model_open(struct model **out, const char *dir, struct err *e);
 int model_open_conf(struct model **out, const struct model_conf *c, struct err *e);
+/* A drafter for `target`, which must outlive it (embedding, head and, for next-token layers, all
+ * weights are the target's). E_UNSUPPORTED: the checkpoint has no next-token layer. */
+int model_open_mtp(struct model **out, struct model *target, struct err *e);
+/* The drafter in a directory of its own: an EAGLE-3 head (by architectures[0]) or a language model
+ * of any served family. Widths, vocabularies and taps that do not fit the target are refused with
+ * both sides named. */
+int model_open_draft(struct model **out, const struct model_conf *c, struct model *target,
+                     struct err *e);
 void model_close(struct model *m);
 const struct model_info *model_info(const struct model *m);
 /* What the pools of a device hold (dev_ops.kv_dtype); before needs are built. */
@@ -102,11 +117,20 @@ static inline void *kv_layer(const struct kv_view *v, void *plane, int layer, in
 
 struct fwd {
     enum role role;
+    enum attn_mask mask;
     int rows; /* of this call, padding included; <= rows_max of model_place */
     const struct row_arrays *row;
     const struct kv_view *kv;    /* [n_group] */
     const struct attn_use *attn; /* [n_group] */
     float *hidden;               /* out [rows, hidden]: after the final norm */
+    /* Out, for a drafter: the residual stream before layer tap[k], at taps[r, k * hidden …]. */
+    const int *tap; /* [n_tap] ascending */
+    int n_tap;
+    float *taps; /* [rows, n_tap * hidden] */
+    /* A drafter's own: the features its rows take, and those a recurrent step would take. They may
+     * be the same memory. */
+    const float *feat; /* [rows, feat] */
+    float *feat_out;   /* [rows, feat]; NULL: not wanted */
 };
 
 /* Issues the operations from embedding to final norm; recordable. Row bits depend on the weights
@@ -114,5 +138,11 @@ struct fwd {
 int model_forward(struct model *m, const struct fwd *f, struct err *e);
 /* logits[rows, vocab] = head(hidden); recordable. */
 int model_logits(struct model *m, const float *hidden, int rows, float *logits, struct err *e);
+/* Drafters with taps: feat[rows, feat] from taps[rows, n_tap * hidden of the target]; recordable.
+ */
+int model_feature(struct model *m, const float *taps, int rows, float *feat, struct err *e);
+/* Drafters with a smaller vocabulary: target id of every predicted id, device memory, once placed;
+ * NULL: ids are the target's. */
+const int32_t *model_d2t(const struct model *m);
 
 #endif

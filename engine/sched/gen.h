@@ -12,6 +12,7 @@
 
 #include "engine/base/err.h"
 #include "engine/limits.h"
+#include "kernels/ops.h"
 
 enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELED, FINISH_ERROR };
 
@@ -33,6 +34,8 @@ struct gen_params {
     float bias[LIM_BIAS];
     bool skip_special; /* special tokens give no text */
     bool include_stop; /* a matched stop string stays in the text */
+    enum spec_mode spec_mode; /* where drafts come from; what the server has not is refused before */
+    int spec_max;             /* most drafted rows of a verify; >= 0 */
 };
 struct gen_req {
     uint64_t id;     /* unique among live requests, not 0 */
@@ -58,7 +61,8 @@ struct gen_stats { /* in the final event */
     int n_prompt, n_output, n_cached;
     int64_t arrival_us, start_us, first_us, last_us; /* queued until start; first and last token */
     int n_preempted;
-    uint64_t seed; /* the one used */
+    int n_verify, n_draft, n_accepted; /* verify steps; drafted rows in them; accepted of these */
+    uint64_t seed;                     /* the one used */
 };
 
 enum gen_evt_kind {

@@ -15,6 +15,7 @@
 #include "engine/base/err.h"
 #include "engine/model/model.h"
 #include "kernels/ops.h"
+#include "speculative/spec.h"
 
 enum { STEPS_MAX = 2 };
 
@@ -32,6 +33,9 @@ struct worker_conf {
     const char *attention_backend;
     enum attn_kind mla_form; /* 0: absorbed */
     enum dtype kv_dtype;     /* DT_NONE: the device's */
+    const char *draft_attention_backend;
+    struct spec_conf spec;
+    const struct spec_algo *spec_algo; /* tests: this algorithm, whatever spec.method says */
 };
 
 /* A chunk of a prompt: rows [row0, row0 + n) of the step's prefill arrays, positions pos0 … */
@@ -55,7 +59,11 @@ struct step {
     /* decode: one verify of these slots (replayed graph) */
     int n_req;
     int32_t *req_slot, *req_gen; /* [reqs_max] */
-    int rows_max;                /* upper bound of their rows: n_req without drafts */
+    int32_t *req_cap;            /* [reqs_max] most rows of each, 1 … N */
+    int rows_max;                /* their sum */
+    int n_draft;                 /* the first so many requests may have SPEC_MODEL ones among them,
+                                    for which new drafts are made after the verify */
+    int depth;                   /* of the drafts made, 1 … S; 0: none are made */
     /* prefill: one eager pass over chunks */
     int n_chunk, n_row;
     struct prefill_chunk *chunk; /* [reqs_max] */
@@ -67,6 +75,7 @@ struct step {
     const struct ring_rec *decode_rec;  /* [n_req] */
     const struct ring_rec *prefill_rec; /* [n_chunk] n = 1 where last */
     struct sample_out *score;           /* [prefill_rows_max] of rows with score_tok >= 0 */
+    const int64_t *stamps; /* [N_STAMPS] device nanoseconds of the decode part; 0: not passed */
     int64_t submit_us, device_us;
     struct err err; /* code != 0: the device failed; results are void */
 };
@@ -80,6 +89,10 @@ struct worker_info {
     int pages_max[LIM_KV_GROUPS]; /* entries of a page-table row */
     int64_t kv_bytes;
     int64_t batch_bytes, model_bytes, attention_bytes, workspace_bytes; /* the last is the sum */
+    const char *spec_name;                                              /* the algorithm in use */
+    struct spec_shape spec;
+    bool spec_model;         /* requests may have SPEC_MODEL */
+    struct model_info draft; /* of the drafter; family NULL: none */
     int n_graph;
     double load_s, record_s;
     const char *device;
