@@ -384,6 +384,21 @@ struct op_draft_begin {
     int reqs, rows, shift;
 };
 
+/* Rows of the drafter's prefill, in the target's layout: request i's chunk of req_n rows from
+ * req_row0 on. The row of the token at position p = in.at has at = p, pos = p - shift and takes the
+ * feature of position p - 1: src = the row before it, or, for the chunk's first row, saved0 + slot
+ * (where the slot's last feature was kept). Token p < shift is never consumed: padding, src = -1.
+ * Requests that are stale or not SPEC_MODEL are padding. keep_row[i] is the row of the chunk's last
+ * token, whose feature goes to keep_slot[i], or -1 both. drf_first and drf_next as above. */
+struct op_draft_fill {
+    struct slot_arrays s;
+    struct row_arrays in, out;                            /* [R] */
+    const int32_t *req_slot, *req_gen, *req_row0, *req_n; /* [B] */
+    int32_t *src;                                         /* [R] */
+    int32_t *keep_row, *keep_slot;                        /* [B] */
+    int reqs, rows, shift, saved0;
+};
+
 /* Candidates of one draft round, by request of the step. Level l holds nodes [topk + (l - 1)
  * topk^2, …) (level 0: [0, topk)); a node's parent is -1 (the root) or a node of the level before.
  */
@@ -465,7 +480,7 @@ struct op_stamp {
     X(embed)                                                                                       \
     X(rmsnorm) X(matmul) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
-            X(score) X(accept) X(kv_move) X(draft_begin) X(draft_pick) X(draft_build)              \
+            X(score) X(accept) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick) X(draft_build)              \
                 X(draft_ngram) X(spec_note) X(stamp)
 /* clang-format on */
 

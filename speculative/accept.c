@@ -17,6 +17,7 @@ int spec_accept(const struct spec_env *env, const struct spec_step *st, struct e
         .step = st->step,
         .ring_depth = st->ring_depth,
         .ring_stride = st->ring_stride,
+        .out = st->acc,
         .reqs = st->reqs,
         .prefill = st->prefill,
     };

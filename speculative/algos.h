@@ -1,9 +1,17 @@
-/* Declarations of the algorithms, for registry.c. */
+/* Declarations of the algorithms, for registry.c, and what their shapes share. */
 #ifndef SPECD_SPEC_ALGOS_H
 #define SPECD_SPEC_ALGOS_H
 
 #include "speculative/spec.h"
 
-extern const struct spec_algo spec_off;
+enum { SPEC_NGRAM_MAX = 32 }; /* longest suffix that is looked up */
+
+extern const struct spec_algo spec_off, spec_ngram, spec_mtp, spec_eagle3, spec_draft_model;
+
+/* Shapes of chains and trees from the settings; `tokens` 0: derived. Errors name both sides. */
+int spec_chain_shape(struct spec_shape *out, int steps, int tokens, struct err *e);
+int spec_tree_shape(struct spec_shape *out, int steps, int topk, int tokens, struct err *e);
+/* Adds prompt lookup's lengths. */
+int spec_ngram_shape(struct spec_shape *out, const struct spec_conf *c, struct err *e);
 
 #endif

@@ -3,7 +3,9 @@
 
 #include "speculative/algos.h"
 
-const struct spec_algo *const spec_algos[] = {&spec_off, NULL};
+const struct spec_algo *const spec_algos[] = {
+    &spec_off, &spec_mtp, &spec_eagle3, &spec_draft_model, &spec_ngram, NULL,
+};
 
 const struct spec_algo *spec_find(const char *name)
 {

@@ -49,7 +49,7 @@ struct spec_env {
     struct model *drafter;
     struct attn_use (*attn)[LIM_KV_GROUPS]; /* [N_ROLES] chosen for its groups */
     const struct kv_view *kv;               /* [n_group] its own planes over the target's table */
-    float *logits;      /* [max(reqs_max * topk, …), vocab] scratch of the step */
+    float *logits;      /* [reqs_max * topk, vocab] scratch, free once a pass was accepted */
     float *sample_work; /* [as many, 4 * vocab] */
 };
 
@@ -67,8 +67,7 @@ struct spec_step {
     int64_t *stamps;     /* pinned [ring_depth][N_STAMPS] */
     int ring_depth, ring_stride, reqs, n_row;
     bool prefill;
-    /* prefill only, host: the chunks, request i having rows [row0, row0 + n) at positions pos0 … */
-    const struct prefill_chunk *chunk; /* engine/worker/worker.h */
+    int qlen; /* most rows of a request */
 };
 
 /* Device times inside one launch. */
@@ -83,7 +82,11 @@ struct spec_algo {
     /* optional, all of them: */
     size_t (*bytes)(const struct spec_env *env); /* device bytes open() will take */
     int (*open)(struct spec **out, const struct spec_env *env, struct err *e);
-    int (*prefill)(struct spec *s, const struct spec_step *st, struct err *e);
+    /* After a prefill pass: the drafter's own prefill, and for the requests whose prompt is
+     * complete the first drafts, `depth` deep. Not recorded. */
+    int (*prefill)(struct spec *s, const struct spec_step *st, int depth, struct err *e);
+    /* Host work before propose is run or replayed: the attention plans. */
+    int (*plan)(struct spec *s, int reqs, int rows, int depth, struct err *e);
     /* Writes the nodes of the slots whose mode is SPEC_MODEL, `depth` drafts deep (1 … steps). */
     int (*propose)(struct spec *s, const struct spec_step *st, int depth, struct err *e);
     void (*close)(struct spec *s);
@@ -91,6 +94,14 @@ struct spec_algo {
 
 extern const struct spec_algo *const spec_algos[]; /* NULL ends */
 const struct spec_algo *spec_find(const char *name);
+
+/* Opens the drafter that the settings ask for and finds the algorithm: `auto` is what the directory
+ * of a drafter holds, else the target's next-token layer, else prompt lookup. *drafter is NULL
+ * when none is needed. A refusal names both sides. */
+int spec_choose(const struct spec_algo **out, struct model **drafter, const struct spec_conf *c,
+                const struct model_conf *draft_conf, struct model *target, struct err *e);
+/* Rows of the drafter's largest pass, for model_place. */
+int spec_drafter_rows(const struct spec_env *env);
 
 /* Issues the acceptance operation; shared by all algorithms. */
 int spec_accept(const struct spec_env *env, const struct spec_step *st, struct err *e);

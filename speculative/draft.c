@@ -1,0 +1,342 @@
+/* The round of a drafter with a network of its own: draft-extend over the tokens that were just
+ * emitted, then the loop of draft steps, then the choice of nodes. One program serves next-token
+ * layers, EAGLE heads and whole models, chains and trees; what differs is in struct model_info.
+ *
+ * Cache rows are indexed by the token they consumed, so the drafter's planes share the target's
+ * page table. A level of a tree has topk rows a request; all levels lie behind the root's position
+ * as scratch rows, told apart by an ancestor mask, and are overwritten by the next round.
+ *
+ * Features: `source` holds those of the target's rows of this pass, and behind them one saved
+ * feature a slot, that of the last prompt token consumed, for the first row of the next chunk. */
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+#include "speculative/algos.h"
+
+struct spec {
+    struct spec_env env;
+    struct model_info net;
+    int rows_max;          /* rows of one pass of the drafter */
+    struct row_arrays row; /* its rows */
+    struct draft_tree tree;
+    int32_t *src;                  /* [rows_max] */
+    int32_t *tail;                 /* [B] */
+    int32_t *keep_row, *keep_slot; /* [B] */
+    float *source;                 /* [rows_max + S, feat] */
+    float *feat, *feat_out;        /* [rows_max, feat] */
+    float *keep;                   /* [B, feat] */
+    float *hidden;                 /* [rows_max, hidden of the drafter] */
+    float *hidden_tail;            /* [B, hidden of the drafter] */
+};
+
+#define RUN(s, op, ...)                                                                            \
+    do {                                                                                           \
+        const struct op_##op run_a_ = {__VA_ARGS__};                                               \
+        int run_r_ = (s)->env.ops->ops->op((s)->env.d, &run_a_);                                   \
+        if (run_r_ < 0)                                                                            \
+            return FAIL(e, run_r_, "operation " #op " failed on device %s", (s)->env.ops->name);   \
+    } while (0)
+
+/* ---- memory ---- */
+
+enum { PIECES_MAX = 40 };
+
+struct piece {
+    void **p;
+    size_t bytes;
+};
+
+static int pieces(struct spec *s, struct piece *out)
+{
+    const struct spec_env *v = &s->env;
+    size_t R = (size_t)s->rows_max, B = (size_t)v->reqs_max, F = (size_t)s->net.feat;
+    size_t H = (size_t)s->net.hidden, S = (size_t)v->slots.n_slot;
+    int n = 0;
+#define ADD(ptr, count)                                                                            \
+    out[n++] = (struct piece)                                                                      \
+    {                                                                                              \
+        (void **)&(ptr), mem_mul((count), sizeof *(ptr))                                           \
+    }
+    struct row_arrays *r = &s->row;
+    ADD(r->tok, R);
+    ADD(r->slot, R);
+    ADD(r->pos, R);
+    ADD(r->req, R);
+    ADD(r->at, R);
+    ADD(r->parent, R);
+    ADD(r->anc, R);
+    ADD(r->row0, R);
+    for (int g = 0; g < s->net.n_group; g++) {
+        ADD(r->first[g], R);
+        ADD(r->last[g], R);
+        ADD(r->wslot[g], R);
+    }
+    ADD(s->tree.tok, B * LIM_DRAFT_NODES);
+    ADD(s->tree.parent, B * LIM_DRAFT_NODES);
+    ADD(s->tree.score, B * LIM_DRAFT_NODES);
+    ADD(s->tree.beam, B * LIM_SPEC_TOPK);
+    ADD(s->tree.beam_anc, B * LIM_SPEC_TOPK);
+    ADD(s->src, R);
+    ADD(s->tail, B);
+    ADD(s->keep_row, B);
+    ADD(s->keep_slot, B);
+    ADD(s->hidden, R * H);
+    ADD(s->hidden_tail, B * H);
+    if (F) {
+        ADD(s->source, (R + S) * F);
+        ADD(s->feat, R * F);
+        ADD(s->feat_out, R * F);
+        ADD(s->keep, B * F);
+    }
+#undef ADD
+    CHECK(n <= PIECES_MAX);
+    return n;
+}
+
+static void begin(struct spec *s, const struct spec_env *env)
+{
+    *s = (struct spec){.env = *env, .net = *model_info(env->drafter)};
+    s->rows_max = spec_drafter_rows(env);
+}
+
+int spec_drafter_rows(const struct spec_env *env)
+{
+    int verify = env->reqs_max * env->shape.rows, loop = env->reqs_max * env->shape.topk;
+    int n = verify > loop ? verify : loop;
+    return n > env->prefill_rows_max ? n : env->prefill_rows_max;
+}
+
+static size_t draft_bytes(const struct spec_env *env)
+{
+    struct spec s;
+    struct piece p[PIECES_MAX];
+    begin(&s, env);
+    size_t sum = 0;
+    for (int i = 0, n = pieces(&s, p); i < n; i++)
+        sum += p[i].bytes;
+    return sum;
+}
+
+static void draft_close(struct spec *s)
+{
+    struct piece p[PIECES_MAX];
+    for (int i = 0, n = pieces(s, p); i < n; i++)
+        if (*p[i].p)
+            s->env.ops->free(s->env.d, *p[i].p);
+    mem_free(s);
+}
+
+static int draft_open(struct spec **out, const struct spec_env *env, struct err *e)
+{
+    struct spec *s = MEM_NEW(struct spec);
+    struct piece p[PIECES_MAX];
+    begin(s, env);
+    for (int i = 0, n = pieces(s, p); i < n; i++) {
+        int r = env->ops->alloc(env->d, p[i].p, p[i].bytes, DEV_MEM_DEVICE, e);
+        if (r < 0) {
+            draft_close(s);
+            return r;
+        }
+    }
+    *out = s;
+    return OK;
+}
+
+/* ---- passes ---- */
+
+static int plan_role(struct spec *s, enum role role, int reqs, int rows, int qlen, struct err *e)
+{
+    for (int g = 0; g < s->net.n_group; g++) {
+        const struct attn_use *u = &s->env.attn[role][g];
+        struct graph_dims dims = {.reqs = reqs,
+                                  .seqs = reqs,
+                                  .rows = rows,
+                                  .qlen = qlen,
+                                  .pages = s->env.kv[g].pages_max,
+                                  .role = role};
+        TRY(u->b->plan(u->a, &dims, e));
+    }
+    return OK;
+}
+
+static int draft_plan(struct spec *s, int reqs, int rows, int depth, struct err *e)
+{
+    TRY(plan_role(s, DRF_EXTEND, reqs, rows, s->env.shape.steps + 1, e));
+    if (depth > 1)
+        TRY(plan_role(s, DRF_DECODE, reqs, reqs * s->env.shape.topk, s->env.shape.topk, e));
+    return OK;
+}
+
+/* One pass of the drafter over s->row, whose features are in s->feat. */
+static int pass(struct spec *s, enum role role, int rows, struct err *e)
+{
+    for (int g = 0; g < s->net.n_group; g++) {
+        const struct kv_view *kv = &s->env.kv[g];
+        RUN(s, rows_place, .slot = s->row.slot, .pos = s->row.pos, .tok = s->row.tok,
+            .at = s->row.at, .from = s->env.slots.drf_first, .first = s->row.first[g],
+            .last = s->row.last[g], .wslot = s->row.wslot[g], .table = kv->table, .rows = rows,
+            .pages_max = kv->pages_max, .page = kv->page, .window = s->net.group[g].window);
+    }
+    struct fwd f = {.role = role,
+                    .mask = role == DRF_DECODE && s->env.shape.topk > 1 ? MASK_TREE : MASK_RANGE,
+                    .rows = rows,
+                    .row = &s->row,
+                    .kv = s->env.kv,
+                    .attn = s->env.attn[role],
+                    .hidden = s->hidden,
+                    .feat = s->feat,
+                    .feat_out = s->feat_out};
+    return model_forward(s->env.drafter, &f, e);
+}
+
+/* The target's features of the pass that was just accepted. */
+static int take_features(struct spec *s, const struct spec_step *st, struct err *e)
+{
+    if (!s->net.feat)
+        return OK;
+    if (s->net.n_tap)
+        return model_feature(s->env.drafter, st->taps, st->n_row, s->source, e);
+    RUN(s, gather, .out = s->source, .x = st->hidden, .rows = st->n_row, .dim = s->net.feat);
+    return OK;
+}
+
+static int features_of(struct spec *s, const float *from, int rows, struct err *e)
+{
+    if (s->net.feat)
+        RUN(s, gather, .out = s->feat, .x = from, .idx = s->src, .rows = rows, .dim = s->net.feat);
+    return OK;
+}
+
+static int pick(struct spec *s, const struct spec_step *st, const float *hidden, int level,
+                bool last, struct err *e)
+{
+    int k = s->env.shape.topk, rows = level ? st->reqs * k : st->reqs;
+    TRY(model_logits(s->env.drafter, hidden, rows, s->env.logits, e));
+    RUN(s, draft_pick, .s = s->env.slots, .t = s->tree, .out = s->row, .src = s->src,
+        .req_slot = st->req_slot, .tail = s->tail, .logits = s->env.logits, .ldl = s->net.vocab,
+        .d2t = model_d2t(s->env.drafter), .work = s->env.sample_work, .reqs = st->reqs, .topk = k,
+        .level = level, .vocab = s->net.vocab, .shift = s->net.shift, .last = last);
+    return OK;
+}
+
+static int stamp(struct spec *s, const struct spec_step *st, enum stamp which, struct err *e)
+{
+    if (!st->prefill)
+        RUN(s, stamp, .out = st->stamps, .step = st->step, .depth = st->ring_depth,
+            .stride = N_STAMPS, .index = which);
+    return OK;
+}
+
+/* Draft-extend over `rows` rows laid out by row0 (NULL: one a request), then depth - 1 passes. */
+static int round_of(struct spec *s, const struct spec_step *st, const int32_t *row0, int rows,
+                    int depth, struct err *e)
+{
+    int k = s->env.shape.topk;
+    RUN(s, draft_begin, .s = s->env.slots, .out = s->row, .req_slot = st->req_slot,
+        .req_gen = st->req_gen, .req_row0 = row0, .acc = st->acc, .src = s->src, .tail = s->tail,
+        .reqs = st->reqs, .rows = rows, .shift = s->net.shift);
+    TRY(features_of(s, s->source, rows, e));
+    TRY(pass(s, DRF_EXTEND, rows, e));
+    RUN(s, gather, .out = s->hidden_tail, .x = s->hidden, .idx = s->tail, .rows = st->reqs,
+        .dim = s->net.hidden);
+    TRY(stamp(s, st, STAMP_EXTEND, e));
+    TRY(pick(s, st, s->hidden_tail, 0, depth == 1, e));
+    for (int level = 1; level < depth; level++) {
+        TRY(features_of(s, s->feat_out, st->reqs * k, e));
+        TRY(pass(s, DRF_DECODE, st->reqs * k, e));
+        TRY(pick(s, st, s->hidden, level, level == depth - 1, e));
+    }
+    RUN(s, draft_build, .s = s->env.slots, .t = s->tree, .req_slot = st->req_slot, .tail = s->tail,
+        .reqs = st->reqs, .topk = k, .levels = depth, .rows = s->env.shape.rows);
+    return stamp(s, st, STAMP_DRAFT, e);
+}
+
+static int draft_propose(struct spec *s, const struct spec_step *st, int depth, struct err *e)
+{
+    TRY(take_features(s, st, e));
+    return round_of(s, st, st->req_row0, st->n_row, depth, e);
+}
+
+/* The chunks' rows, then one round for the requests whose prompt is complete: to draft-extend the
+ * sampled root is one more emitted token. */
+static int draft_prefill(struct spec *s, const struct spec_step *st, int depth, struct err *e)
+{
+    int feat = s->net.feat;
+    TRY(take_features(s, st, e));
+    RUN(s, draft_fill, .s = s->env.slots, .in = st->rows, .out = s->row, .req_slot = st->req_slot,
+        .req_gen = st->req_gen, .req_row0 = st->req_row0, .req_n = st->req_n, .src = s->src,
+        .keep_row = s->keep_row, .keep_slot = s->keep_slot, .reqs = st->reqs, .rows = st->n_row,
+        .shift = s->net.shift, .saved0 = s->rows_max);
+    TRY(features_of(s, s->source, st->n_row, e));
+    TRY(plan_role(s, DRF_PREFILL, st->reqs, st->n_row, st->qlen, e));
+    TRY(pass(s, DRF_PREFILL, st->n_row, e));
+    if (feat) {
+        RUN(s, gather, .out = s->keep, .x = s->source, .idx = s->keep_row, .rows = st->reqs,
+            .dim = feat);
+        RUN(s, kv_write, .cache = s->source + (size_t)s->rows_max * (size_t)feat, .dt = DT_F32,
+            .x = s->keep, .wslot = s->keep_slot, .rows = st->reqs, .width = feat, .ldx = feat);
+    }
+    if (depth < 1)
+        return OK;
+    TRY(draft_plan(s, st->reqs, st->reqs, depth, e));
+    return round_of(s, st, NULL, st->reqs, depth, e);
+}
+
+/* ---- the algorithms ---- */
+
+enum { DEF_STEPS = 3 };
+
+static int shape(struct spec_shape *out, const struct spec_conf *c, struct err *e)
+{
+    int topk = c->topk ? c->topk : 1;
+    int steps = c->steps ? c->steps : topk == 1 && c->tokens ? c->tokens - 1 : DEF_STEPS;
+    TRY(spec_tree_shape(out, steps, topk, c->tokens, e));
+    return spec_ngram_shape(out, c, e);
+}
+
+static int shape_mtp(struct spec_shape *out, const struct spec_conf *c,
+                     const struct model_info *target, const struct model_info *drafter,
+                     struct err *e)
+{
+    (void)drafter;
+    if (c->draft_dir)
+        return FAIL(e, E_INVAL, "draft is %s, but mtp drafts with %s's own next-token layer",
+                    c->draft_dir, target->arch);
+    return shape(out, c, e);
+}
+
+static int shape_eagle3(struct spec_shape *out, const struct spec_conf *c,
+                        const struct model_info *target, const struct model_info *drafter,
+                        struct err *e)
+{
+    (void)target;
+    if (!drafter->n_tap)
+        return FAIL(e, E_INVAL, "draft is %s, a %s, but eagle3 needs an EAGLE-3 head", c->draft_dir,
+                    drafter->arch);
+    return shape(out, c, e);
+}
+
+static int shape_draft_model(struct spec_shape *out, const struct spec_conf *c,
+                             const struct model_info *target, const struct model_info *drafter,
+                             struct err *e)
+{
+    (void)target;
+    if (drafter->feat)
+        return FAIL(e, E_INVAL, "draft is %s, a %s, but draft-model needs a language model",
+                    c->draft_dir, drafter->arch);
+    return shape(out, c, e);
+}
+
+#define DRAFT_ALGO(id, label, shaper)                                                              \
+    const struct spec_algo id = {.name = label,                                                    \
+                                 .drafter = true,                                                  \
+                                 .shape = shaper,                                                  \
+                                 .bytes = draft_bytes,                                             \
+                                 .open = draft_open,                                               \
+                                 .prefill = draft_prefill,                                         \
+                                 .plan = draft_plan,                                               \
+                                 .propose = draft_propose,                                         \
+                                 .close = draft_close}
+
+DRAFT_ALGO(spec_mtp, "mtp", shape_mtp);
+DRAFT_ALGO(spec_eagle3, "eagle3", shape_eagle3);
+DRAFT_ALGO(spec_draft_model, "draft-model", shape_draft_model);
