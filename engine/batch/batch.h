@@ -25,15 +25,16 @@ struct batch {
     struct batch_conf c;
     struct slot_arrays slots;
     struct row_arrays rows;
-    int32_t *req_slot, *req_gen, *req_row0, *req_n; /* [B] */
-    int32_t *last_sample;                           /* [B] prefill: index into sample, -1 */
-    int32_t *gather;                                /* [logits_max] rows to gather, -1 */
-    float *hidden;                                  /* [R,H] */
-    float *hidden_out;                              /* [logits_max,H] gathered */
-    float *logits;                                  /* [logits_max,V] */
-    float *sample_work;                             /* [logits_max,4V] */
-    struct sample_out *sample;                      /* [logits_max] */
-    int64_t *step;                                  /* [1] number of the step that runs */
+    int32_t *req_slot, *req_gen, *req_cap, *req_row0, *req_n; /* [B] */
+    struct accept_out acc;                                    /* of the pass just accepted */
+    int32_t *last_sample;      /* [B] prefill: index into sample, -1 */
+    int32_t *gather;           /* [logits_max] rows to gather, -1 */
+    float *hidden;             /* [R,H] */
+    float *hidden_out;         /* [logits_max,H] gathered */
+    float *logits;             /* [logits_max,V] */
+    float *sample_work;        /* [logits_max,4V] */
+    struct sample_out *sample; /* [logits_max] */
+    int64_t *step;             /* [1] number of the step that runs */
     /* the host's updates, copied in at the start of a step */
     struct slot_start *start; /* [slots_max] */
     int32_t *stop;            /* [slots_max] */

@@ -34,8 +34,9 @@ struct gen_params {
     float bias[LIM_BIAS];
     bool skip_special; /* special tokens give no text */
     bool include_stop; /* a matched stop string stays in the text */
-    enum spec_mode spec_mode; /* where drafts come from; what the server has not is refused before */
-    int spec_max;             /* most drafted rows of a verify; >= 0 */
+    enum spec_mode
+        spec_mode; /* where drafts come from; what the server has not is refused before */
+    int spec_max;  /* most drafted rows of a verify; >= 0 */
 };
 struct gen_req {
     uint64_t id;     /* unique among live requests, not 0 */

@@ -45,26 +45,53 @@ static int collect(struct sched *s, enum req_state want)
     return n;
 }
 
+static bool drafts(const struct sched *s, const struct sreq *r)
+{
+    return s->c.depth > 0 && r->g->p.spec_mode == SPEC_MODEL;
+}
+
+/* Positions past the committed length that a step of r may write. */
+static int ahead_of(const struct sched *s, const struct sreq *r, int cap)
+{
+    return drafts(s, r) ? s->c.ahead : cap;
+}
+
+/* One request's rows: at the front of the list if the model drafter is to follow. */
+static void add_rows(struct sched *s, struct step *st, struct sreq *r, int cap)
+{
+    int i = st->n_req++;
+    if (drafts(s, r)) { /* swap it with the first that needs no round */
+        int j = st->n_draft++;
+        st->req_slot[i] = st->req_slot[j];
+        st->req_gen[i] = st->req_gen[j];
+        st->req_cap[i] = st->req_cap[j];
+        i = j;
+    }
+    st->req_slot[i] = r->slot;
+    st->req_gen[i] = s->slot[r->slot].gen;
+    st->req_cap[i] = cap;
+    st->rows_max += cap;
+    r->pending += int_min(cap, s->c.emit);
+    r->sure++;
+}
+
 static void plan_decode(struct sched *s, struct step *st)
 {
-    int n = collect(s, RQ_READY), w = s->c.width;
+    int n = collect(s, RQ_READY);
     for (int i = 0; i < n && st->n_req < s->c.reqs_max; i++) {
         struct sreq *r = s->scratch[i];
         if (r->state != RQ_READY)
             continue; /* preempted meanwhile */
+        int cap = policy_rows(s, r);
         /* Committed are n_tok - 1 at least: the last token is the root, without KV. */
         kv_pass(s->kv, &s->slot[r->slot].kv, r->n_tok - 1);
-        int len = r->n_tok - 1 + r->pending + w;
-        if (!reserve(s, st, r, int_min(len, s->len_max + w - 1))) {
+        int len = r->n_tok - 1 + r->pending + ahead_of(s, r, cap);
+        if (!reserve(s, st, r, int_min(len, s->len_max + s->c.ahead - 1))) {
             s->st.n_stalled++;
             continue;
         }
-        st->req_slot[st->n_req] = r->slot;
-        st->req_gen[st->n_req] = s->slot[r->slot].gen;
-        st->n_req++;
-        r->pending += w;
+        add_rows(s, st, r, cap);
     }
-    st->rows_max = st->n_req * w;
 }
 
 static void count_rows(struct sched *s, struct sreq *r, int n)
@@ -87,6 +114,7 @@ static void fill_chunk(struct sched *s, struct step *st, struct sreq *r, int n)
                                 .n = n,
                                 .pos0 = r->fill,
                                 .last = last,
+                                .draft = drafts(s, r),
                                 .n_score = score ? r->g->p.n_prompt_logprobs : -1};
     for (int i = 0; i < n; i++) {
         int next = r->fill + i + 1; /* the token that this row predicts */
@@ -101,6 +129,7 @@ static void fill_chunk(struct sched *s, struct step *st, struct sreq *r, int n)
     if (r->fill == r->fill_to) {
         r->state = RQ_READY;
         r->pending += last;
+        r->sure += last;
     }
 }
 
@@ -110,14 +139,20 @@ static bool plan_chunk(struct sched *s, struct step *st, struct sreq *r, int bud
     struct kv_seq *kv = &s->slot[r->slot].kv;
     kv_pass(s->kv, kv, r->fill);
     int to = r->fill + int_min(r->fill_to - r->fill, budget);
+    /* the last chunk is followed by a round of drafts, which write past it */
+    int more = drafts(s, r) ? s->c.ahead : 0, want = to + (to == r->fill_to ? more : 0);
     struct sreq *v;
-    while (kv_reach(s->kv, kv, to, INT32_MAX) < to && (v = policy_victim(s, r)))
+    while (kv_reach(s->kv, kv, want, INT32_MAX) < want && (v = policy_victim(s, r)))
         req_preempt(s, v);
     int room = st->set_max - st->n_set;
-    to = kv_reach(s->kv, kv, to, room);
+    int reach = kv_reach(s->kv, kv, want, room);
+    if (to == r->fill_to && reach < want)
+        to = want = int_min(reach, r->fill_to - 1);
+    else if (reach < want)
+        to = want = reach;
     if (to <= r->fill)
         return false;
-    int n_set = kv_grow(s->kv, kv, r->slot, to, st->set + st->n_set, room);
+    int n_set = kv_grow(s->kv, kv, r->slot, want, st->set + st->n_set, room);
     CHECK(n_set >= 0);
     st->n_set += n_set;
     fill_chunk(s, st, r, to - r->fill);
@@ -143,7 +178,7 @@ static void take_slot(struct sched *s, struct sreq *r)
     req_list_add(&s->running, r);
     s->st.queue_tokens -= r->n_prompt;
     r->state = RQ_PREFILL;
-    r->fill = r->pending = 0;
+    r->fill = r->pending = r->sure = 0;
     r->fill_to = r->n_tok;
 }
 
@@ -224,6 +259,8 @@ static void remember(struct sched *s, struct step *st)
     f->n_chunk = st->n_chunk;
     memcpy(f->slot, st->req_slot, sizeof *f->slot * (size_t)st->n_req);
     memcpy(f->gen, st->req_gen, sizeof *f->gen * (size_t)st->n_req);
+    for (int i = 0; i < st->n_req; i++)
+        f->add[i] = int_min(st->req_cap[i], s->c.emit);
     memcpy(f->chunk, st->chunk, sizeof *f->chunk * (size_t)st->n_chunk);
 }
 
@@ -238,6 +275,8 @@ bool plan_step(struct sched *s)
     if (!st)
         return false;
     st->n_stop = st->n_start = st->n_set = st->n_req = st->n_chunk = st->n_row = st->rows_max = 0;
+    st->n_draft = 0;
+    st->depth = s->c.depth;
     memset(&st->err, 0, sizeof st->err);
     plan_decode(s, st);
     plan_prefill(s, st);

@@ -19,10 +19,26 @@ int policy_prefill_rows(const struct sched *s, int n_decode)
     return some < all ? some : all;
 }
 
+int policy_rows(const struct sched *s, const struct sreq *r)
+{
+    int drafts = 0;
+    switch (r->g->p.spec_mode) {
+    case SPEC_OFF:
+        break;
+    case SPEC_NGRAM:
+        drafts = s->c.ngram ? s->c.emit - 1 : 0;
+        break;
+    case SPEC_MODEL:
+        drafts = s->c.depth ? s->c.rows - 1 : 0;
+        break;
+    }
+    return 1 + (drafts < r->g->p.spec_max ? drafts : r->g->p.spec_max);
+}
+
 /* Ended by length in a step that is in flight, if not by something else: no rows needed. */
 bool policy_over(const struct sreq *r)
 {
-    return r->n_tok + r->pending >= r->limit;
+    return r->n_tok + r->sure >= r->limit;
 }
 
 /* Who loses its pages to `needy`: the youngest of the paused (their clients are slow anyway), then

@@ -89,7 +89,7 @@ static bool is_eos(const struct sched *s, int32_t id)
 /* The tokens of one record: one event. May free r. */
 static void tokens(struct sched *s, struct sreq *r, const struct ring_rec *rec)
 {
-    CHECK(rec->n <= LIM_ROWS_PER_REQ);
+    CHECK(rec->n <= LIM_EMIT);
     struct end end = {.why = FINISH_NONE, .stop_string = -1, .stop_id = -1};
     int n = 0;
     buf_reset(&s->text);
@@ -161,6 +161,7 @@ static void chunk_result(struct sched *s, struct step *st, const struct prefill_
         return;
     if (c->last) {
         r->pending--;
+        r->sure--;
         if (rec->n < 1)
             broken(s, r, "the last chunk of its prompt gave no token");
         else
@@ -199,7 +200,8 @@ void step_result(struct sched *s, struct step *st)
             struct sreq *r = owner(s, f->slot[i], f->gen[i], rec);
             if (!r)
                 continue;
-            r->pending -= s->c.width;
+            r->pending -= f->add[i];
+            r->sure--;
             CHECK(r->pending >= 0);
             if (rec->n < 1)
                 broken(s, r, "its decode step gave no token");

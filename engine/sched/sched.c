@@ -20,8 +20,10 @@ static int check_conf(const struct sched_conf *c, struct err *e)
         return FAIL(e, E_INVAL,
                     "prefill rows %d, context %d, queue %d, vocabulary %d: one is too small",
                     c->rows_max, c->len_max, c->queue_max, c->vocab);
-    if (c->steps < 1 || c->steps > STEPS_MAX || c->width < 1 || c->width > LIM_ROWS_PER_REQ)
-        return FAIL(e, E_INVAL, "%d steps in flight, %d rows a request", c->steps, c->width);
+    if (c->steps < 1 || c->steps > STEPS_MAX || c->rows < 1 || c->rows > LIM_ROWS_PER_REQ ||
+        c->emit < 1 || c->emit > LIM_EMIT || c->emit > c->rows || c->ahead < c->rows)
+        return FAIL(e, E_INVAL, "%d steps in flight, %d rows a request, %d tokens, %d ahead",
+                    c->steps, c->rows, c->emit, c->ahead);
     return OK;
 }
 
@@ -30,7 +32,7 @@ int sched_open(struct sched **out, const struct sched_conf *c, struct err *e)
     TRY(check_conf(c, e));
     struct kv *kv;
     TRY(kv_open(&kv, &c->kv, e));
-    int most = kv_capacity(kv, (c->steps + 1) * c->width) - (c->width - 1);
+    int most = kv_capacity(kv, c->steps * c->emit + c->ahead) - (c->ahead - 1);
     if (most < 2) {
         kv_close(kv);
         return FAIL(e, E_INVAL, "the KV cache holds %d tokens of one request", most);
@@ -46,6 +48,7 @@ int sched_open(struct sched **out, const struct sched_conf *c, struct err *e)
     for (int i = 0; i < STEPS_MAX; i++) {
         s->flight[i].slot = MEM_ARRAY(int32_t, c->reqs_max);
         s->flight[i].gen = MEM_ARRAY(int32_t, c->reqs_max);
+        s->flight[i].add = MEM_ARRAY(int, c->reqs_max);
         s->flight[i].chunk = MEM_ARRAY(struct prefill_chunk, c->reqs_max);
     }
     for (int i = c->slots_max; i >= 1; i--) /* slot 1 is the first to be taken */
@@ -89,6 +92,7 @@ void sched_close(struct sched *s)
     for (int i = 0; i < STEPS_MAX; i++) {
         mem_free(s->flight[i].slot);
         mem_free(s->flight[i].gen);
+        mem_free(s->flight[i].add);
         mem_free(s->flight[i].chunk);
     }
     mem_free(s->running.v);

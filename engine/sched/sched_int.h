@@ -28,7 +28,8 @@ struct sreq {
     int fill;    /* prefill: positions already planned */
     int fill_to; /* prefill: positions to plan before it decodes */
     int seen;    /* positions that were prefilled once: beyond are new, below is recomputation */
-    int pending; /* tokens that steps in flight may still add */
+    int pending; /* tokens that steps in flight may still add, at most … */
+    int sure;    /* … and at least, unless it ends */
     int64_t chunk_step; /* the step that its last chunk is in */
 
     struct gen_evt *score; /* EVT_PROMPT in the making; NULL when not asked for or sent */
@@ -53,6 +54,7 @@ struct flight {
     struct step *st;
     int n_req, n_chunk;
     int32_t *slot, *gen; /* [reqs_max] */
+    int *add;            /* [reqs_max] most tokens the verify may add */
     struct prefill_chunk *chunk;
 };
 
@@ -129,6 +131,7 @@ int req_validate(const struct sched *s, const struct gen_req *g, struct err *e);
 void req_slot_params(const struct sched *s, const struct sreq *r, struct slot_params *p);
 
 /* choices (policy.c): no state of their own, nothing is changed here */
+int policy_rows(const struct sched *s, const struct sreq *r); /* of its next verify, at most */
 int policy_prefill_rows(const struct sched *s, int n_decode);
 struct sreq *policy_victim(const struct sched *s, const struct sreq *needy);
 struct sreq *policy_next(const struct sched *s);

@@ -1,15 +1,20 @@
-/* One step on the device: updates, then the decode graph, then the prefill pass. The decode part is
- * a replay of recorded operations on fixed addresses; the host hands over slot numbers and a bucket
- * and reads nothing back but the pinned records. */
+/* One step on the device: updates, then the decode graphs, then the prefill pass. The decode part
+ * is a replay of recorded operations on fixed addresses; the host hands over slot numbers and a
+ * bucket and reads nothing back but the pinned records.
+ *
+ * Graphs: a verify (up to acceptance and prompt lookup) for every bucket of rows; a round of drafts
+ * for every bucket of requests and depth; and, for a few requests with all their rows, both in one
+ * (COMBINED_REQS). */
 #include "engine/worker/runner.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 
-enum { BUCKETS_MAX = 48 };
+enum { BUCKETS_MAX = 48, KEYS_MAX = 256, COMBINED_REQS = 8 };
 
 #define RUN(r, op, args)                                                                           \
     do {                                                                                           \
@@ -27,6 +32,7 @@ static int place_rows(struct runner *r, int rows, struct err *e)
             .slot = r->b.rows.slot,
             .pos = r->b.rows.pos,
             .tok = r->b.rows.tok,
+            .at = r->b.rows.at,
             .first = r->b.rows.first[g],
             .last = r->b.rows.last[g],
             .wslot = r->b.rows.wslot[g],
@@ -45,11 +51,15 @@ static int forward(struct runner *r, enum role role, int rows, struct err *e)
 {
     struct fwd f = {
         .role = role,
+        .mask = r->need[role][0].mask,
         .rows = rows,
         .row = &r->b.rows,
         .kv = r->kv.view,
         .attn = r->attn[role],
         .hidden = r->b.hidden,
+        .tap = r->info.draft.tap,
+        .n_tap = r->info.draft.n_tap,
+        .taps = r->taps,
     };
     return model_forward(r->model, &f, e);
 }
@@ -71,7 +81,7 @@ static int plan_attention(struct runner *r, enum role role, int reqs, int rows, 
     return OK;
 }
 
-static struct spec_step spec_step(struct runner *r, int reqs, bool prefill)
+static struct spec_step spec_step(struct runner *r, int reqs, int rows, int qlen, bool prefill)
 {
     return (struct spec_step){
         .rows = r->b.rows,
@@ -83,9 +93,15 @@ static struct spec_step spec_step(struct runner *r, int reqs, bool prefill)
         .last_sample = r->b.last_sample,
         .ring = prefill ? r->b.ring_prefill : r->b.ring_decode,
         .step = r->b.step,
+        .acc = r->b.acc,
+        .hidden = r->b.hidden,
+        .taps = r->taps,
+        .stamps = r->stamps,
         .ring_depth = RING_DEPTH,
         .ring_stride = r->b.c.reqs_max,
         .reqs = reqs,
+        .n_row = rows,
+        .qlen = qlen,
         .prefill = prefill,
     };
 }
@@ -107,31 +123,112 @@ static int sample_rows(struct runner *r, const int32_t *idx, int m, struct err *
     return OK;
 }
 
-/* From slots to ring records: the body of a decode graph. */
-static int verify_body(void *ud, const struct graph_key *k, struct err *e)
+static int stamp(struct runner *r, enum stamp which, struct err *e)
 {
-    struct runner *r = ud;
+    struct op_stamp a = {r->stamps, r->b.step, RING_DEPTH, N_STAMPS, which};
+    RUN(r, stamp, &a);
+    return OK;
+}
+
+/* The cache entries of an accepted path become consecutive. */
+static int move_paths(struct runner *r, int reqs, struct err *e)
+{
+    for (int g = 0; g < r->kv.n_group; g++) {
+        const struct kv_view *v = &r->kv.view[g];
+        const struct kv_group *kg = &r->info.model.group[g];
+        struct op_kv_move a = {.cache = v->k,
+                               .dt = v->dt,
+                               .width = kg->k_width,
+                               .n_layer = kg->n_layer,
+                               .layer_rows = (int64_t)v->n_page * v->page,
+                               .table = v->table,
+                               .pages_max = v->pages_max,
+                               .page = v->page,
+                               .req_slot = r->b.req_slot,
+                               .req_row0 = r->b.req_row0,
+                               .acc = r->b.acc,
+                               .reqs = reqs};
+        RUN(r, kv_move, &a);
+        if (!v->v)
+            continue;
+        a.cache = v->v;
+        a.width = kg->v_width;
+        RUN(r, kv_move, &a);
+    }
+    return OK;
+}
+
+/* From slots to ring records. */
+static int verify(struct runner *r, const struct graph_key *k, struct err *e)
+{
+    const struct spec_shape *shape = &r->spec_env.shape;
     struct op_rows_build rb = {
         .s = r->b.slots,
         .out = r->b.rows,
         .req_slot = r->b.req_slot,
         .req_gen = r->b.req_gen,
+        .req_cap = r->b.req_cap,
         .req_row0 = r->b.req_row0,
         .req_n = r->b.req_n,
         .reqs = k->reqs,
         .rows = k->rows,
     };
-    TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->rows_per_req, e));
+    TRY(stamp(r, STAMP_VERIFY, e));
+    TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, shape->rows, e));
     RUN(r, rows_build, &rb);
     TRY(place_rows(r, k->rows, e));
     TRY(forward(r, TGT_VERIFY, k->rows, e));
     TRY(model_logits(r->model, r->b.hidden, k->rows, r->b.logits, e));
     TRY(sample_rows(r, NULL, k->rows, e));
-    struct spec_step st = spec_step(r, k->reqs, false);
+    struct spec_step st = spec_step(r, k->reqs, k->rows, shape->rows, false);
     TRY(spec_accept(&r->spec_env, &st, e));
-    if (r->algo->propose)
-        TRY(r->algo->propose(r->spec, &st, e));
+    if (shape->topk > 1)
+        TRY(move_paths(r, k->reqs, e));
+    if (shape->ngram_max) {
+        struct op_draft_ngram a = {.s = r->b.slots,
+                                   .req_slot = r->b.req_slot,
+                                   .req_gen = r->b.req_gen,
+                                   .reqs = k->reqs,
+                                   .n_min = shape->ngram_min,
+                                   .n_max = shape->ngram_max,
+                                   .steps = shape->steps};
+        RUN(r, draft_ngram, &a);
+    }
+    return stamp(r, STAMP_ACCEPT, e);
+}
+
+static int draft(struct runner *r, const struct graph_key *k, struct err *e)
+{
+    struct spec_step st = spec_step(r, k->reqs, k->rows, r->spec_env.shape.rows, false);
+    if (r->algo->plan)
+        TRY(r->algo->plan(r->spec, k->reqs, k->rows, k->variant, e));
+    return r->algo->propose(r->spec, &st, k->variant, e);
+}
+
+/* Tells the host how many rows wait: the last work of a decode step. */
+static int note_rows(struct runner *r, int reqs, struct err *e)
+{
+    struct op_spec_note a = {.s = r->b.slots,
+                             .req_slot = r->b.req_slot,
+                             .req_gen = r->b.req_gen,
+                             .ring = r->b.ring_decode,
+                             .step = r->b.step,
+                             .ring_depth = RING_DEPTH,
+                             .ring_stride = r->b.c.reqs_max,
+                             .reqs = reqs};
+    RUN(r, spec_note, &a);
     return OK;
+}
+
+/* The body of a decode graph. */
+static int graph_body_of(void *ud, const struct graph_key *k, struct err *e)
+{
+    struct runner *r = ud;
+    if (k->role == TGT_VERIFY)
+        TRY(verify(r, k, e));
+    if (k->role == DRF_EXTEND || k->variant)
+        TRY(draft(r, k, e));
+    return note_rows(r, k->reqs, e);
 }
 
 static int copy_in(struct runner *r, void *dst, const void *src, size_t n, size_t size,
@@ -165,6 +262,7 @@ static int apply_updates(struct runner *r, const struct step *s, struct err *e)
         .set = b->set,
         .n_set = b->n_set,
         .n_group = r->kv.n_group,
+        .drf_begin = r->info.draft.shift,
     };
     for (int g = 0; g < r->kv.n_group; g++) {
         a.table[g] = r->kv.table[g];
@@ -174,23 +272,54 @@ static int apply_updates(struct runner *r, const struct step *s, struct err *e)
     return OK;
 }
 
+static int run_graph(struct runner *r, const struct graph_key *k, struct err *e)
+{
+    if (r->eager)
+        return graph_pool_eager(r->graphs, k, e);
+    if (k->role == TGT_VERIFY)
+        TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->spec_env.shape.rows, e));
+    if (k->variant && r->algo->plan)
+        TRY(r->algo->plan(r->spec, k->reqs, k->rows, k->variant, e));
+    return graph_pool_replay(r->graphs, k, e);
+}
+
+/* One launch when there is a combined graph no larger than the verify alone, else two. */
 static int decode(struct runner *r, struct step *s, struct err *e)
 {
     struct batch *b = &r->b;
-    struct graph_key want = {.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max};
-    const struct graph_key *k = graph_pool_fit(r->graphs, &want);
-    CHECK(k);                                  /* the planner's bounds are the pool's */
-    for (int i = s->n_req; i < k->reqs; i++) { /* every replay rewrites all inputs */
+    const struct graph_key *k, *both = NULL, *round = NULL;
+    int all = r->spec_env.shape.rows;
+    k = graph_pool_fit(
+        r->graphs, &(struct graph_key){.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max});
+    CHECK(k); /* the planner's bounds are the pool's */
+    if (s->depth && s->n_draft) {
+        if (s->n_draft == s->n_req)
+            both = graph_pool_fit(r->graphs, &(struct graph_key){.role = TGT_VERIFY,
+                                                                 .variant = s->depth,
+                                                                 .reqs = s->n_req,
+                                                                 .rows = s->rows_max});
+        both = both && both->rows <= k->rows ? both : NULL;
+        round = graph_pool_fit(r->graphs, &(struct graph_key){.role = DRF_EXTEND,
+                                                              .variant = s->depth,
+                                                              .reqs = s->n_draft,
+                                                              .rows = s->n_draft * all});
+        CHECK(round);
+    }
+    int reqs = round && round->reqs > k->reqs ? round->reqs : k->reqs;
+    reqs = both && both->reqs > reqs ? both->reqs : reqs;
+    for (int i = s->n_req; i < reqs; i++) { /* every replay rewrites all inputs */
         s->req_slot[i] = 0;
         s->req_gen[i] = 0;
+        s->req_cap[i] = 1;
     }
-    TRY(copy_in(r, b->req_slot, s->req_slot, (size_t)k->reqs, sizeof *s->req_slot, e));
-    TRY(copy_in(r, b->req_gen, s->req_gen, (size_t)k->reqs, sizeof *s->req_gen, e));
+    TRY(copy_in(r, b->req_slot, s->req_slot, (size_t)reqs, sizeof *s->req_slot, e));
+    TRY(copy_in(r, b->req_gen, s->req_gen, (size_t)reqs, sizeof *s->req_gen, e));
+    TRY(copy_in(r, b->req_cap, s->req_cap, (size_t)reqs, sizeof *s->req_cap, e));
     s->decode_rec = b->ring_decode + (s->no % RING_DEPTH) * b->c.reqs_max;
-    if (r->eager)
-        return graph_pool_eager(r->graphs, k, e);
-    TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->rows_per_req, e));
-    return graph_pool_replay(r->graphs, k, e);
+    if (both)
+        return run_graph(r, both, e);
+    TRY(run_graph(r, k, e));
+    return round ? run_graph(r, round, e) : OK;
 }
 
 /* Log probabilities of the prompt's own tokens, logits_max rows at a time. This path waits for the
@@ -220,7 +349,8 @@ static int score_prompt(struct runner *r, struct step *s, struct err *e)
         TRY(copy_in(r, b->gather, row, (size_t)m, sizeof *row, e));
         TRY(copy_in(r, b->score_tok, tok, (size_t)m, sizeof *tok, e));
         TRY(copy_in(r, b->score_top, top, (size_t)m, sizeof *top, e));
-        struct op_gather ga = {b->hidden_out, b->hidden, b->gather, m, b->c.hidden};
+        struct op_gather ga = {
+            .out = b->hidden_out, .x = b->hidden, .idx = b->gather, .rows = m, .dim = b->c.hidden};
         RUN(r, gather, &ga);
         TRY(model_logits(r->model, b->hidden_out, m, b->logits, e));
         struct op_score sc = {b->logits, b->c.vocab, b->score_tok, b->score_top,
@@ -243,7 +373,7 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
     int32_t *rs = req + rows_max, *rg = rs + reqs;
     int32_t *row0 = rg + reqs, *n = row0 + reqs, *last = n + reqs, *gather = last + reqs;
     int m = 0, longest = 0;
-    bool scored = false;
+    bool scored = false, drafted = false;
     CHECK(s->n_chunk <= b->c.reqs_max && s->n_row <= r->dims[TGT_PREFILL].rows);
     for (int c = 0; c < s->n_chunk; c++) {
         const struct prefill_chunk *ch = &s->chunk[c];
@@ -261,12 +391,14 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
         if (ch->last)
             gather[m++] = ch->row0 + ch->n - 1;
         scored |= ch->n_score >= 0;
+        drafted |= ch->draft;
         longest = ch->n > longest ? ch->n : longest;
     }
     size_t nr = (size_t)s->n_row, nc = (size_t)s->n_chunk;
     TRY(copy_in(r, b->rows.tok, s->tok, nr, sizeof *slot, e));
     TRY(copy_in(r, b->rows.slot, slot, nr, sizeof *slot, e));
     TRY(copy_in(r, b->rows.pos, pos, nr, sizeof *slot, e));
+    TRY(copy_in(r, b->rows.at, pos, nr, sizeof *slot, e));
     TRY(copy_in(r, b->rows.req, req, nr, sizeof *slot, e));
     TRY(copy_in(r, b->req_slot, rs, nc, sizeof *slot, e));
     TRY(copy_in(r, b->req_gen, rg, nc, sizeof *slot, e));
@@ -282,13 +414,16 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
     TRY(place_rows(r, s->n_row, e));
     TRY(forward(r, TGT_PREFILL, s->n_row, e));
     if (m) {
-        struct op_gather ga = {b->hidden_out, b->hidden, b->gather, m, b->c.hidden};
+        struct op_gather ga = {
+            .out = b->hidden_out, .x = b->hidden, .idx = b->gather, .rows = m, .dim = b->c.hidden};
         RUN(r, gather, &ga);
         TRY(model_logits(r->model, b->hidden_out, m, b->logits, e));
         TRY(sample_rows(r, b->gather, m, e));
     }
-    struct spec_step st = spec_step(r, s->n_chunk, true);
+    struct spec_step st = spec_step(r, s->n_chunk, s->n_row, longest, true);
     TRY(spec_accept(&r->spec_env, &st, e));
+    if (drafted && r->algo->prefill)
+        TRY(r->algo->prefill(r->spec, &st, s->depth, e));
     return scored ? score_prompt(r, s, e) : OK;
 }
 
@@ -297,6 +432,9 @@ int runner_submit(struct runner *r, struct step *s)
     struct err *e = &s->err;
     *e = (struct err){0};
     s->decode_rec = s->prefill_rec = NULL;
+    int64_t *stamps = r->stamps + s->no % RING_DEPTH * N_STAMPS;
+    memset(stamps, 0, N_STAMPS * sizeof *stamps);
+    s->stamps = stamps;
     s->submit_us = clock_us();
     s->head[1] = s->no;
     int ret = OK;
@@ -337,7 +475,7 @@ int runner_step(struct runner *r, struct step *s)
 static int open_attention(struct runner *r, struct err *e)
 {
     for (int i = 0; i < N_ROLES; i++)
-        for (int g = 0; g < r->info.model.n_group; g++) {
+        for (int g = 0; g < LIM_KV_GROUPS; g++) {
             struct attn_use *u = &r->attn[i][g];
             if (u->b)
                 TRY(u->b->open(&u->a, r->d, &r->need[i][g], &r->dims[i], e));
@@ -347,24 +485,91 @@ static int open_attention(struct runner *r, struct err *e)
 
 static int place(struct runner *r, struct err *e)
 {
-    const struct model_info *mi = &r->info.model;
+    const struct model_info *mi = &r->info.model, *di = &r->info.draft;
     const struct worker_conf *c = &r->conf;
+    int len = c->len_max + r->spec_env.shape.ahead;
+    void *mem = NULL;
     TRY(model_place(r->model, r->ops, r->d, r->sizes.rows_max, c->len_max, e));
     TRY(batch_open(&r->b, &r->sizes, r->ops, r->d, e));
-    return kv_pool_open(&r->kv, mi->group, mi->n_group, r->info.n_page, r->info.page, c->len_max,
-                        c->slots_max + 1, r->ops, r->d, e);
+    TRY(kv_pool_open(&r->kv, mi->group, mi->n_group, r->info.n_page, r->info.page, len,
+                     c->slots_max + 1, r->ops, r->d, e));
+    TRY(r->ops->alloc(r->d, &mem, sizeof *r->stamps * RING_DEPTH * N_STAMPS, DEV_MEM_PINNED, e));
+    r->stamps = mem;
+    if (!r->drafter)
+        return OK;
+    TRY(model_place(r->drafter, r->ops, r->d, spec_drafter_rows(&r->spec_env), c->len_max, e));
+    if (di->n_tap) {
+        TRY(r->ops->alloc(r->d, &mem, runner_tap_bytes(r), DEV_MEM_DEVICE, e));
+        r->taps = mem;
+    }
+    return kv_pool_open_shared(&r->drf_kv, di->group, di->n_group, &r->kv.view[r->share], r->ops,
+                               r->d, e);
+}
+
+static int compare_ints(const void *a, const void *b)
+{
+    return *(const int *)a - *(const int *)b;
+}
+
+/* Buckets of a verify's rows: small numbers exactly, then the usual ones, and every bucket of
+ * requests with all their rows, so that uniform chains are not padded. */
+static int row_buckets(int reqs, int rows, int *out, int cap)
+{
+    enum { EXACT = 8 };
+    int n = graph_buckets(reqs * rows, out, cap), uniform[BUCKETS_MAX];
+    for (int v = 1; v <= EXACT && v <= reqs * rows && rows > 1; v++)
+        out[n++] = v;
+    for (int i = 0, m = graph_buckets(reqs, uniform, BUCKETS_MAX); i < m; i++)
+        out[n++] = uniform[i] * rows;
+    CHECK(n <= cap);
+    qsort(out, (size_t)n, sizeof *out, compare_ints);
+    int m = 0;
+    for (int i = 0; i < n; i++)
+        if (m == 0 || out[i] != out[m - 1])
+            out[m++] = out[i];
+    return m;
+}
+
+/* Depths that rounds are recorded for: all of it, a half, a quarter … one. */
+int runner_depth(const struct spec_shape *s, int want)
+{
+    int d = s->steps;
+    while (d > 1 && d / 2 >= want)
+        d /= 2;
+    return d;
+}
+
+static int keys_of(const struct runner *r, struct graph_key *out)
+{
+    int buckets[2 * BUCKETS_MAX], n = 0, reqs = r->b.c.reqs_max;
+    const struct spec_shape *s = &r->spec_env.shape;
+    for (int i = 0, m = row_buckets(reqs, s->rows, buckets, (int)ARRAY_LEN(buckets)); i < m; i++)
+        out[n++] = (struct graph_key){
+            .role = TGT_VERIFY, .reqs = buckets[i] < reqs ? buckets[i] : reqs, .rows = buckets[i]};
+    if (!r->algo->propose)
+        return n;
+    int m = graph_buckets(reqs, buckets, BUCKETS_MAX);
+    for (int depth = s->steps; depth >= 1; depth /= 2)
+        for (int i = 0; i < m; i++) {
+            struct graph_key k = {.role = DRF_EXTEND,
+                                  .variant = depth,
+                                  .reqs = buckets[i],
+                                  .rows = buckets[i] * s->rows};
+            out[n++] = k;
+            k.role = TGT_VERIFY;
+            if (buckets[i] <= COMBINED_REQS)
+                out[n++] = k;
+        }
+    return n;
 }
 
 static int record_graphs(struct runner *r, struct err *e)
 {
-    int buckets[BUCKETS_MAX];
-    struct graph_key keys[BUCKETS_MAX];
-    int n = graph_buckets(r->b.c.reqs_max, buckets, BUCKETS_MAX);
-    for (int i = 0; i < n; i++)
-        keys[i] = (struct graph_key){
-            .role = TGT_VERIFY, .reqs = buckets[i], .rows = buckets[i] * r->rows_per_req};
+    struct graph_key keys[KEYS_MAX];
+    int n = keys_of(r, keys);
+    CHECK(n <= KEYS_MAX);
     int64_t t0 = clock_us();
-    TRY(graph_pool_open(&r->graphs, r->ops, r->d, keys, n, verify_body, r, e));
+    TRY(graph_pool_open(&r->graphs, r->ops, r->d, keys, n, graph_body_of, r, e));
     r->info.n_graph = n;
     r->info.record_s = (double)(clock_us() - t0) * 1e-6;
     return OK;
@@ -379,6 +584,9 @@ int runner_open(struct runner *r, const struct worker_conf *c, struct err *e)
     TRY_OUT(open_attention(r, e));
     TRY_OUT(place(r, e));
     r->spec_env.slots = r->b.slots;
+    r->spec_env.kv = r->drf_kv.view;
+    r->spec_env.logits = r->b.logits;
+    r->spec_env.sample_work = r->b.sample_work;
     if (r->algo->open)
         TRY_OUT(r->algo->open(&r->spec, &r->spec_env, e));
     r->info.load_s = (double)(clock_us() - t0) * 1e-6;
@@ -401,11 +609,19 @@ void runner_close(struct runner *r)
             if (r->attn[role][g].a)
                 r->attn[role][g].b->close(r->attn[role][g].a);
     if (r->d) {
+        if (r->taps)
+            r->ops->free(r->d, r->taps);
+        if (r->stamps)
+            r->ops->free(r->d, r->stamps);
+        kv_pool_close(&r->drf_kv, r->ops, r->d);
         kv_pool_close(&r->kv, r->ops, r->d);
         batch_close(&r->b, r->ops, r->d);
+        if (r->drafter)
+            model_unplace(r->drafter);
         if (r->model)
             model_unplace(r->model);
     }
+    model_close(r->drafter);
     model_close(r->model);
     if (r->d)
         r->ops->close(r->d);
@@ -432,6 +648,7 @@ static int blocks(struct runner *r, struct step *s, struct block *out)
         {(void **)&s->set, (size_t)r->set_max * sizeof *s->set},
         {(void **)&s->req_slot, reqs * sizeof *s->req_slot},
         {(void **)&s->req_gen, reqs * sizeof *s->req_gen},
+        {(void **)&s->req_cap, reqs * sizeof *s->req_cap},
         {(void **)&s->chunk, reqs * sizeof *s->chunk},
         {(void **)&s->tok, rows * sizeof *s->tok},
         {(void **)&s->score_tok, rows * sizeof *s->score_tok},

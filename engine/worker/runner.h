@@ -19,17 +19,21 @@ struct runner {
     const struct dev_ops *ops;
     struct dev *d;
     struct model *model;
+    struct model *drafter; /* NULL: none */
     struct worker_info info;
-    struct attn_use attn[N_ROLES][LIM_KV_GROUPS];
+    struct attn_use attn[N_ROLES][LIM_KV_GROUPS];  /* of the groups of the role's model */
     struct attn_need need[N_ROLES][LIM_KV_GROUPS]; /* of the roles in use, as chosen */
     struct graph_dims dims[N_ROLES];               /* the most a call of the role may bring */
     struct batch_conf sizes;
     struct batch b;
     struct kv_pool kv;
+    int share;             /* group of the target whose pages the drafter uses */
+    struct kv_pool drf_kv; /* the drafter's planes, over page tables of kv */
+    float *taps;           /* [rows_max, n_tap * hidden], NULL without taps */
+    int64_t *stamps;       /* pinned [RING_DEPTH][N_STAMPS] */
     struct spec_env spec_env;
     const struct spec_algo *algo;
     struct spec *spec;
-    int rows_per_req;
     struct graph_pool *graphs;
     int set_max;
     bool eager; /* tests: run the bodies instead of replaying the graphs */
@@ -39,9 +43,14 @@ struct runner {
  * also when they fail. begin: device, model. choose: page size, backends, sizes, bytes. */
 int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e);
 int runner_choose(struct runner *r, const struct worker_conf *c, struct err *e);
-/* What every role in use needs of every group, page not chosen; out[NEEDS_MAX], returns how many.
- */
-int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out);
+/* What every role in use needs of every group of its model, page not chosen; out[NEEDS_MAX],
+ * returns how many. group[i] is the group of out[i]; may be NULL. */
+int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out, int *group);
+size_t runner_tap_bytes(const struct runner *r);
+/* The recorded depth of a round that makes at least `want` drafts a path. */
+int runner_depth(const struct spec_shape *s, int want);
+/* The model that a role runs, NULL: the role is not in use. */
+struct model *runner_model(const struct runner *r, enum role role);
 
 /* All of it. */
 int runner_open(struct runner *r, const struct worker_conf *c, struct err *e);

@@ -6,7 +6,45 @@
 #include "engine/worker/runner.h"
 #include "kernels/choose.h"
 
-static const enum role roles_in_use[] = {TGT_PREFILL, TGT_VERIFY};
+struct model *runner_model(const struct runner *r, enum role role)
+{
+    switch (role) {
+    case TGT_PREFILL:
+    case TGT_VERIFY:
+        return r->model;
+    case DRF_PREFILL:
+    case DRF_EXTEND:
+        return r->drafter;
+    case DRF_DECODE:
+        return r->spec_env.shape.steps > 1 ? r->drafter : NULL;
+    case DRF_FROZEN: /* no algorithm runs these yet */
+    case DRF_BLOCK:
+    case N_ROLES:
+        break;
+    }
+    return NULL;
+}
+
+/* Rows of a request in one call of the role; 0: any. */
+static int role_rows(const struct runner *r, enum role role)
+{
+    const struct spec_shape *s = &r->spec_env.shape;
+    switch (role) {
+    case TGT_VERIFY:
+        return s->rows;
+    case DRF_EXTEND:
+        return s->steps + 1;
+    case DRF_DECODE:
+        return s->topk;
+    case TGT_PREFILL:
+    case DRF_PREFILL:
+    case DRF_FROZEN:
+    case DRF_BLOCK:
+    case N_ROLES:
+        break;
+    }
+    return 0;
+}
 
 static int open_device(struct runner *r, const struct worker_conf *c, struct err *e)
 {
@@ -23,6 +61,47 @@ static int open_device(struct runner *r, const struct worker_conf *c, struct err
     return r->ops->open(&r->d, &dc, e);
 }
 
+/* The group of the target that keeps every page of a request, for the drafter's planes. */
+static int share_group(struct runner *r, struct err *e)
+{
+    for (int g = 0; g < r->info.model.n_group; g++)
+        if (!r->info.model.group[g].window) {
+            r->share = g;
+            return OK;
+        }
+    return FAIL(e, E_UNSUPPORTED,
+                "the drafter's KV needs pages of a full-attention layer of the target, and %s has "
+                "windows only",
+                r->info.model.arch);
+}
+
+static int open_drafter(struct runner *r, const struct worker_conf *c, const struct model_conf *mc,
+                        enum dtype kv_type, struct err *e)
+{
+    r->algo = c->spec_algo;
+    if (!r->algo)
+        TRY(spec_choose(&r->algo, &r->drafter, &c->spec, mc, r->model, e));
+    if (r->drafter) {
+        model_kv_dtype(r->drafter, kv_type);
+        r->info.draft = *model_info(r->drafter);
+        TRY(share_group(r, e));
+    }
+    r->spec_env = (struct spec_env){.ops = r->ops,
+                                    .d = r->d,
+                                    .reqs_max = c->reqs_max,
+                                    .prefill_rows_max = c->prefill_rows_max,
+                                    .hidden = r->info.model.hidden,
+                                    .drafter = r->drafter,
+                                    .attn = r->attn};
+    r->spec_env.slots.n_slot = c->slots_max + 1; /* the arrays come with the batch */
+    TRY(r->algo->shape(&r->spec_env.shape, &c->spec, &r->info.model,
+                       r->drafter ? &r->info.draft : NULL, e));
+    r->info.spec_name = r->algo->name;
+    r->info.spec = r->spec_env.shape;
+    r->info.spec_model = r->algo->propose != NULL;
+    return OK;
+}
+
 int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e)
 {
     *r = (struct runner){.conf = *c};
@@ -31,26 +110,35 @@ int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e)
     struct model_conf mc = {
         .path = c->model_dir, .dummy = c->dummy, .n_layer = c->n_layer, .threads = c->threads};
     TRY(model_open_conf(&r->model, &mc, e));
-    model_kv_dtype(r->model, c->kv_dtype ? c->kv_dtype : r->ops->kv_dtype);
+    enum dtype kv_type = c->kv_dtype ? c->kv_dtype : r->ops->kv_dtype;
+    model_kv_dtype(r->model, kv_type);
     r->info.model = *model_info(r->model);
     r->info.device = r->ops->name;
-    r->spec_env = (struct spec_env){.ops = r->ops, .d = r->d, .reqs_max = c->reqs_max};
-    r->algo = spec_find("off");
-    r->rows_per_req = r->algo->rows_per_req(&r->spec_env);
-    CHECK(r->rows_per_req >= 1 && r->rows_per_req <= LIM_ROWS_PER_REQ);
-    return OK;
+    return open_drafter(r, c, &mc, kv_type, e);
 }
 
-int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out)
+/* A tree of the target's verify, or of the drafter's loop. */
+static bool role_has_tree(const struct runner *r, enum role role)
+{
+    return r->spec_env.shape.topk > 1 && (role == TGT_VERIFY || role == DRF_DECODE);
+}
+
+int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out, int *group)
 {
     int n = 0;
-    for (int g = 0; g < r->info.model.n_group; g++)
-        for (size_t i = 0; i < ARRAY_LEN(roles_in_use); i++) {
-            enum role role = roles_in_use[i];
-            model_attn_need(r->model, g, role, form, role == TGT_VERIFY ? r->rows_per_req : 0,
-                            &out[n]);
-            out[n++].sm = r->ops->sm(r->d);
+    for (int i = 0; i < N_ROLES; i++) {
+        enum role role = (enum role)i;
+        const struct model *m = runner_model(r, role);
+        for (int g = 0; m && g < model_info(m)->n_group; g++) {
+            model_attn_need(m, g, role, form, role_rows(r, role), &out[n]);
+            out[n].sm = r->ops->sm(r->d);
+            if (role_has_tree(r, role))
+                out[n].mask = MASK_TREE;
+            if (group)
+                group[n] = g;
+            n++;
         }
+    }
     return n;
 }
 
@@ -59,15 +147,18 @@ static int choose_form(struct runner *r, const struct worker_conf *c, enum attn_
                        struct err *e)
 {
     struct attn_need need[NEEDS_MAX] = {0};
-    int n = runner_needs(r, form, need);
+    int group[NEEDS_MAX];
+    int n = runner_needs(r, form, need, group);
     TRY(attn_page_size(&r->info.page, r->ops->name, need, n, c->block_size, e));
     for (int k = 0; k < n; k++) {
-        int g = k / (int)ARRAY_LEN(roles_in_use);
-        struct attn_use *u = &r->attn[need[k].role][g];
+        enum role role = need[k].role;
+        struct attn_use *u = &r->attn[role][group[k]];
+        bool target = role == TGT_PREFILL || role == TGT_VERIFY;
         need[k].page = r->info.page;
-        TRY(attn_select(&u->b, r->ops->name, &need[k], c->attention_backend, e));
+        TRY(attn_select(&u->b, r->ops->name, &need[k],
+                        target ? c->attention_backend : c->draft_attention_backend, e));
         u->kind = need[k].kind;
-        r->need[need[k].role][g] = need[k];
+        r->need[role][group[k]] = need[k];
     }
     return OK;
 }
@@ -88,42 +179,69 @@ static int choose_attention(struct runner *r, const struct worker_conf *c, struc
 static void attention_dims(struct runner *r, const struct worker_conf *c)
 {
     r->info.attention_bytes = 0;
-    for (size_t i = 0; i < ARRAY_LEN(roles_in_use); i++) {
-        enum role role = roles_in_use[i];
-        bool verify = role == TGT_VERIFY;
+    for (int i = 0; i < N_ROLES; i++) {
+        enum role role = (enum role)i;
+        const struct model *m = runner_model(r, role);
+        if (!m)
+            continue;
+        int each = role == DRF_EXTEND ? r->spec_env.shape.rows : role_rows(r, role);
         r->dims[role] = (struct graph_dims){
             .reqs = c->reqs_max,
             .seqs = c->reqs_max,
-            .rows = verify ? c->reqs_max * r->rows_per_req : c->prefill_rows_max,
-            .qlen = verify ? r->rows_per_req : c->prefill_rows_max,
-            .pages = kv_pages(c->len_max, r->info.page),
+            .rows = each ? c->reqs_max * each : c->prefill_rows_max,
+            .qlen = each ? role_rows(r, role) : c->prefill_rows_max,
+            .pages = r->info.pages_max[0],
             .role = role,
         };
-        for (int g = 0; g < r->info.model.n_group; g++)
+        for (int g = 0; g < model_info(m)->n_group; g++)
             r->info.attention_bytes +=
                 (int64_t)r->attn[role][g].b->workspace(&r->need[role][g], &r->dims[role]);
     }
+}
+
+size_t runner_tap_bytes(const struct runner *r)
+{
+    size_t width = (size_t)r->info.draft.n_tap * (size_t)r->info.model.hidden;
+    return (size_t)r->sizes.rows_max * width * sizeof *r->taps;
+}
+
+/* The drafter's share of weights, workspace and KV. */
+static void drafter_sizes(struct runner *r, const struct worker_conf *c)
+{
+    const struct model_info *di = &r->info.draft;
+    int n_page[LIM_KV_GROUPS];
+    r->info.draft_bytes = r->algo->bytes ? (int64_t)r->algo->bytes(&r->spec_env) : 0;
+    if (!r->drafter)
+        return;
+    for (int g = 0; g < di->n_group; g++)
+        n_page[g] = r->info.n_page[r->share];
+    r->info.draft_bytes +=
+        (int64_t)(runner_tap_bytes(r) +
+                  model_device_bytes(r->drafter, spec_drafter_rows(&r->spec_env), c->len_max));
+    r->info.draft_kv_bytes = (int64_t)kv_pool_bytes(di->group, di->n_group, n_page, r->info.page);
 }
 
 static int choose_sizes(struct runner *r, const struct worker_conf *c, struct err *e)
 {
     struct model_info *mi = &r->info.model;
     int page = r->info.page;
-    int verify_rows = c->reqs_max * r->rows_per_req;
+    const struct spec_shape *shape = &r->spec_env.shape;
+    int verify_rows = c->reqs_max * shape->rows, loop_rows = c->reqs_max * shape->topk;
     for (int g = 0; g < mi->n_group; g++) {
         int64_t pages = (c->kv_tokens + page - 1) / page;
         if (pages < 1 || pages > INT32_MAX / page)
             return FAIL(e, E_INVAL, "a KV cache of %lld tokens cannot be addressed",
                         (long long)c->kv_tokens);
         r->info.n_page[g] = (int)pages;
-        r->info.pages_max[g] = kv_pages(c->len_max, page);
+        r->info.pages_max[g] = kv_pages((int64_t)c->len_max + shape->ahead, page);
     }
-    r->set_max = mi->n_group * (c->prefill_rows_max + c->reqs_max * (LIM_ROWS_PER_REQ + 4));
+    r->set_max =
+        mi->n_group * (c->prefill_rows_max + c->reqs_max * (shape->ahead + shape->steps + 4));
     r->sizes = (struct batch_conf){
         .slots_max = c->slots_max,
         .reqs_max = c->reqs_max,
         .rows_max = verify_rows > c->prefill_rows_max ? verify_rows : c->prefill_rows_max,
-        .logits_max = verify_rows,
+        .logits_max = verify_rows > loop_rows ? verify_rows : loop_rows,
         .set_max = r->set_max,
         .len_max = c->len_max,
         .vocab = mi->vocab,
@@ -133,14 +251,17 @@ static int choose_sizes(struct runner *r, const struct worker_conf *c, struct er
     };
     r->info.batch_bytes = (int64_t)batch_bytes(&r->sizes);
     r->info.model_bytes = (int64_t)model_device_bytes(r->model, r->sizes.rows_max, c->len_max);
-    r->info.workspace_bytes = r->info.batch_bytes + r->info.model_bytes + r->info.attention_bytes;
-    r->info.kv_bytes = (int64_t)kv_pool_bytes(mi->group, mi->n_group, r->info.n_page, page);
+    attention_dims(r, c);
+    drafter_sizes(r, c);
+    r->info.workspace_bytes =
+        r->info.batch_bytes + r->info.model_bytes + r->info.attention_bytes + r->info.draft_bytes;
+    r->info.kv_bytes = (int64_t)kv_pool_bytes(mi->group, mi->n_group, r->info.n_page, page) +
+                       r->info.draft_kv_bytes;
     return OK;
 }
 
 int runner_choose(struct runner *r, const struct worker_conf *c, struct err *e)
 {
     TRY(choose_attention(r, c, e));
-    attention_dims(r, c);
     return choose_sizes(r, c, e);
 }

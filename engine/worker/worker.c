@@ -178,7 +178,8 @@ struct step *worker_step_get(struct worker *w)
     }
     mutex_unlock(&w->lock);
     if (s)
-        s->n_stop = s->n_start = s->n_set = s->n_req = s->n_chunk = s->n_row = s->rows_max = 0;
+        s->n_stop = s->n_start = s->n_set = s->n_req = s->n_chunk = s->n_row = s->rows_max =
+            s->n_draft = s->depth = 0;
     return s;
 }
 

@@ -92,8 +92,9 @@ struct worker_info {
     int64_t batch_bytes, model_bytes, attention_bytes, workspace_bytes; /* the last is the sum */
     const char *spec_name;                                              /* the algorithm in use */
     struct spec_shape spec;
-    bool spec_model;         /* requests may have SPEC_MODEL */
-    struct model_info draft; /* of the drafter; family NULL: none */
+    bool spec_model;                     /* requests may have SPEC_MODEL */
+    int64_t draft_bytes, draft_kv_bytes; /* the drafter's parts of workspace_bytes and kv_bytes */
+    struct model_info draft;             /* of the drafter; family NULL: none */
     int n_graph;
     double load_s, record_s;
     const char *device;
