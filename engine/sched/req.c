@@ -320,6 +320,8 @@ void req_slot_params(const struct sched *s, const struct sreq *r, struct slot_pa
         .max_out = q->max_tokens,
         .len_max = s->len_max,
         .n_logprobs = q->n_logprobs,
+        .spec_mode = q->spec_mode,
+        .spec_max = q->spec_max,
         .n_bias = q->n_bias,
     };
     p->n_stop = stop_list(s, q, p->stop);

@@ -43,9 +43,9 @@ struct prefill_chunk {
     int32_t slot, gen;
     int32_t row0, n, pos0;
     bool last;       /* sample after the last row */
-    bool draft;      /* the model drafter takes it too */
     int32_t n_score; /* >= 0: log probabilities of the tokens after each row (prompt echo) with so
                         many alternatives; -1: none */
+    bool draft;      /* the model drafter takes it too */
 };
 
 /* What the scheduler fills. Arrays have the capacities of worker_conf. */

@@ -130,6 +130,8 @@ static void submit(struct world *m, struct input *in)
     g->prompt = MEM_ARRAY(int32_t, n);
     for (int i = 0; i < n; i++)
         g->prompt[i] = (i * 7 + m->n) % FAKE_VOCAB;
+    g->p.spec_mode = (enum spec_mode)byte(in, 3);
+    g->p.spec_max = byte(in, 4);
     g->p.seed = (uint64_t)byte(in, 256);
     g->p.has_seed = true;
     g->p.max_tokens = 1 + byte(in, OUT_MAX);
@@ -177,15 +179,19 @@ static void fuzz_steps(struct input *in)
                            .len_max = 64,
                            .queue_max = byte(in, 12),
                            .steps = 1 + byte(in, 2),
-                           .width = 1 + byte(in, 3),
+                           .rows = 1 + byte(in, 3),
                            .vocab = FAKE_VOCAB,
                            .n_eos = 1,
                            .events = on_events};
+    c.emit = c.rows;
+    c.ahead = 2 * c.rows - 1;
+    c.depth = c.rows > 1;
+    c.ngram = true;
     c.slots_max = c.reqs_max + byte(in, 3);
     c.kv.page = 1 + byte(in, 8);
     c.kv.n_group = 1 + byte(in, 2);
     for (int g = 0; g < c.kv.n_group; g++) {
-        c.kv.group[g].pages_max = (c.len_max + c.width + c.kv.page - 2) / c.kv.page;
+        c.kv.group[g].pages_max = (c.len_max + c.ahead + c.kv.page - 2) / c.kv.page;
         c.kv.group[g].n_page = 8 + byte(in, 60);
         c.kv.group[g].window = g ? 1 + byte(in, 30) : 0;
     }

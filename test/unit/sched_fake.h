@@ -179,6 +179,19 @@ static inline void fake_updates(struct fake *f, struct step *st)
     }
 }
 
+static inline bool fake_draws(const struct fake *f, const struct fake_slot *s)
+{
+    return f->c.depth > 0 && s->p.spec_mode == SPEC_MODEL;
+}
+
+/* Positions from the committed length up to `to` are written with what nobody may read. */
+static inline void fake_waste(struct fake *f, int slot, int to)
+{
+    for (int p = f->slot[slot].len; p < to; p++)
+        for (int g = 0; g < f->c.kv.n_group; g++)
+            *fake_cell(f, g, slot, p) = 0xdead;
+}
+
 static inline void fake_decode(struct fake *f, struct step *st, struct ring_rec *rec)
 {
     CHECK(st->n_req <= f->c.reqs_max && st->rows_max >= st->n_req);
@@ -195,13 +208,16 @@ static inline void fake_decode(struct fake *f, struct step *st, struct ring_rec 
             f->n_dead++;
             continue;
         }
-        /* Drafts, so to say: a part of the rows is accepted, the others are written in vain. */
-        int w = f->c.width, n = 1 + (int)(fake_mix(s->hash[s->len - 1], 5) % (uint64_t)w), j = 0;
-        for (; j < n && s->live; j++)
+        /* Drafts, so to say: a part of the rows is accepted, the others are written in vain, and so
+         * is what a round of new drafts writes. */
+        int cap = st->req_cap[i], w = cap < f->c.emit ? cap : f->c.emit;
+        CHECK(cap >= 1 && cap <= f->c.rows && (cap == 1 || s->p.spec_mode != SPEC_OFF));
+        int n = 1 + (int)(fake_mix(s->hash[s->len - 1], 5) % (uint64_t)w), from = s->len;
+        bool round = fake_draws(f, s);
+        CHECK(round == (i < st->n_draft));
+        for (int j = 0; j < n && s->live; j++)
             fake_emit(f, &rec[i], slot, fake_row(f, slot, s->len, s->root));
-        for (int k = 0; j + k < w; k++)
-            for (int g = 0; g < f->c.kv.n_group; g++)
-                *fake_cell(f, g, slot, s->len + k) = 0xdead;
+        fake_waste(f, slot, from + (round ? f->c.ahead : cap));
     }
 }
 
@@ -227,8 +243,12 @@ static inline void fake_prefill(struct fake *f, struct step *st, struct ring_rec
             if (want >= 0)
                 st->score[row].logprob = fake_score(h, want);
         }
-        if (c->last)
-            fake_emit(f, &rec[i], c->slot, h);
+        CHECK(c->draft == fake_draws(f, s));
+        if (!c->last)
+            continue;
+        fake_emit(f, &rec[i], c->slot, h);
+        if (c->draft)
+            fake_waste(f, c->slot, s->len + f->c.ahead);
     }
     CHECK(row == st->n_row);
 }
@@ -325,7 +345,7 @@ static inline int fake_open(struct fake *f, const struct sched_conf *c, uint64_t
         memset(f->table[g], 0xff, n * sizeof(int32_t)); /* a page never set is a fault */
         f->kv[g] = MEM_ARRAY(uint64_t, (int64_t)f->c.kv.group[g].n_page * f->c.kv.page);
     }
-    f->set_max = f->c.kv.n_group * (f->c.rows_max + 2 * f->c.reqs_max);
+    f->set_max = f->c.kv.n_group * (f->c.rows_max + (f->c.ahead + 1) * f->c.reqs_max);
     for (int i = 0; i < STEPS_MAX; i++) {
         struct step *st = &f->step[i];
         size_t reqs = (size_t)f->c.reqs_max, rows = (size_t)f->c.rows_max;
@@ -335,6 +355,7 @@ static inline int fake_open(struct fake *f, const struct sched_conf *c, uint64_t
         st->set_max = f->set_max;
         st->req_slot = MEM_ARRAY(int32_t, reqs);
         st->req_gen = MEM_ARRAY(int32_t, reqs);
+        st->req_cap = MEM_ARRAY(int32_t, reqs);
         st->chunk = MEM_ARRAY(struct prefill_chunk, reqs);
         st->tok = MEM_ARRAY(int32_t, rows);
         st->score_tok = MEM_ARRAY(int32_t, rows);
@@ -361,6 +382,7 @@ static inline void fake_close(struct fake *f)
         mem_free(st->set);
         mem_free(st->req_slot);
         mem_free(st->req_gen);
+        mem_free(st->req_cap);
         mem_free(st->chunk);
         mem_free(st->tok);
         mem_free(st->score_tok);

@@ -61,7 +61,9 @@ static struct sched_conf small(void)
                            .len_max = 100,
                            .queue_max = 4,
                            .steps = 2,
-                           .width = 1,
+                           .rows = 1,
+                           .emit = 1,
+                           .ahead = 1,
                            .n_eos = 1,
                            .eos = {FAKE_EOS},
                            .events = on_events};
@@ -101,6 +103,8 @@ static struct gen_req *req(uint64_t id, int n_prompt, int max_tokens)
         g->prompt[i] = (int32_t)(i + 3 + (int)id) % FAKE_VOCAB;
     g->p.max_tokens = max_tokens;
     g->p.ignore_eos = true;
+    g->p.spec_mode = SPEC_MODEL;
+    g->p.spec_max = LIM_ROWS_PER_REQ;
     g->p.seed = id;
     g->p.has_seed = true;
     return g;
@@ -283,8 +287,10 @@ END_TEST
 START_TEST(trimmed_inside_a_record)
 {
     struct sched_conf c = small();
-    c.width = 4;
-    c.kv.group[0].pages_max = 26;
+    c.rows = c.emit = 4;
+    c.ahead = 7;
+    c.depth = 3;
+    c.kv.group[0].pages_max = 27;
     struct rig *m = rig_open(c);
     int64_t trimmed = 0;
     for (uint64_t id = 1; id <= 20; id++) {

@@ -184,6 +184,8 @@ static struct gen_req *new_req(struct sim *m)
     g->prompt = MEM_ARRAY(int32_t, n);
     for (int i = 0; i < n; i++)
         g->prompt[i] = below(m, FAKE_VOCAB);
+    g->p.spec_mode = (enum spec_mode)below(m, 3);
+    g->p.spec_max = below(m, 6);
     g->p.seed = rng_u64(&m->rng);
     g->p.has_seed = true;
     g->p.max_tokens = below(m, 10) ? 1 + below(m, 60) : 1;
@@ -310,16 +312,20 @@ static struct sched_conf conf_of(struct sim *m, int seed)
                            .len_max = 150,
                            .queue_max = below(m, 12),
                            .steps = 1 + (seed % 4 != 0),
-                           .width = seed % 5 < 3 ? 1 : seed % 5,
+                           .rows = seed % 5 < 3 ? 1 : seed % 5,
                            .n_eos = 2,
                            .eos = {FAKE_EOS, FAKE_EOS2},
                            .tok = m->tok,
                            .events = on_events};
+    c.emit = 1 + below(m, c.rows);
+    c.ahead = c.rows + (c.rows > 1 ? below(m, 6) : 0);
+    c.depth = c.rows > 1 ? 1 : 0;
+    c.ngram = c.rows > 1;
     c.slots_max = c.reqs_max + below(m, 4);
     c.kv.page = pages[seed % 3];
     c.kv.n_group = 1 + (seed / 3) % 2;
     for (int g = 0; g < c.kv.n_group; g++) {
-        c.kv.group[g].pages_max = (c.len_max + c.width + c.kv.page - 2) / c.kv.page;
+        c.kv.group[g].pages_max = (c.len_max + c.ahead + c.kv.page - 2) / c.kv.page;
         c.kv.group[g].n_page = (100 + below(m, 200)) / c.kv.page + 1;
     }
     if (c.kv.n_group == 2)
