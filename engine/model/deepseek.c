@@ -1,62 +1,13 @@
-/* DeepSeek-V2-Lite, V2, V3, R1 and Kimi-K2: latent attention (MLA, DeepSeek-V2 paper) and a
- * mixture of experts with shared experts.
- *
- * A pool row is [normalised latent | rotated k_pe]. Absorbed form: q_lat_h = q_nope_h W_UK_h,
- * scores over pool rows, o_h = W_UV_h o_lat_h, where W_UK_h and W_UV_h are row blocks of kv_b.
- * Decompressed form: keys and values are expanded from pool rows inside the attention backend;
- * both read and write the same cache. Next-token (MTP) layers are checked and kept aside: this
- * file does not run them. Worker thread; configuration and tensors are read at start. */
+/* DeepSeek-V2-Lite, V2, V3, R1 and Kimi-K2: configuration and tensors. The program is in
+ * deepseek_run.c; next-token (MTP) layers are checked and kept aside here, deepseek_mtp.c runs one
+ * as a drafter. Start-up only. */
+#include "engine/model/deepseek.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/base/check.h"
 #include "engine/base/mem.h"
-#include "engine/model/family.h"
-#include "engine/model/layer.h"
-
-/* The norms inside MLA have this epsilon whatever rms_norm_eps says. */
-static const float latent_eps = 1e-6f;
-
-struct ds_layer {
-    struct weight in_norm, post_norm;
-    struct weight q; /* q_lora 0: from x; else q_b, from the normalised q_a */
-    struct weight q_a, q_a_b, q_a_norm;
-    struct weight kv_a, kv_a_b, kv_a_norm, kv_b, o, o_b;
-    bool sparse;
-    struct mlp mlp;
-    struct moe moe;
-};
-
-struct ds_mtp {
-    struct ds_layer layer;
-    struct weight enorm, hnorm, eh_proj, norm;
-    struct weight embed, head; /* p NULL: the target's */
-};
-
-struct ds_ws {
-    struct placed mem;
-    struct rope_dev rope;
-    float *x, *y, *q_a, *q; /* q: [R, nH, nope] absorbed, [R, nH, nope + rope] decompressed */
-    float *kv, *q_lat, *o_lat, *att;
-    struct mlp_ws mlp;
-    struct moe_dev *moe; /* [n_layer] */
-    int rows_max;
-};
-
-struct deepseek {
-    int hidden, n_layer, n_head, inter, vocab, dense_layers;
-    int q_lora, kv_lora, nope, rope_dim, v_dim;
-    float eps, scale;
-    bool v3, attn_bias, interleaved;
-    struct rope rope;
-    struct moe_conf moe;
-    struct weight embed, norm, head;
-    struct ds_layer *layer;
-    struct ds_mtp *mtp;
-    int n_mtp;
-    struct ds_ws ws;
-};
 
 static void ds_close(void *priv)
 {
@@ -299,7 +250,6 @@ static int ds_open(void **priv, const json_t *config, struct tensors *t, struct 
         TRY_OUT(take_layer(m, &m->layer[i], i, t, e));
     m->n_mtp = want_mtp;
     TRY_OUT(take_mtp(m, t, e));
-    int width = m->kv_lora + m->rope_dim;
     info->vocab = m->vocab;
     info->hidden = m->hidden;
     info->n_layer = m->n_layer;
@@ -307,13 +257,7 @@ static int ds_open(void **priv, const json_t *config, struct tensors *t, struct 
     info->pos_max = m->rope.pos_max;
     info->n_mtp = m->n_mtp;
     info->n_group = 1;
-    info->group[0] = (struct kv_group){.kind = ATTN_MLA_ABSORBED,
-                                       .n_layer = m->n_layer,
-                                       .n_kv = 1,
-                                       .qk_dim = width,
-                                       .v_dim = m->kv_lora,
-                                       .k_width = width,
-                                       .dt = DT_F32};
+    info->group[0] = ds_group(m);
     *priv = m;
     m = NULL;
     ret = OK;
@@ -322,273 +266,11 @@ out:
     return ret;
 }
 
-/* ---- placement ---- */
-
-static int layout(const struct deepseek *m, int rows, int len, struct ds_ws *ws, struct err *e)
-{
-    struct placed *pl = &ws->mem;
-    int64_t r = rows, h = m->n_head, width = m->kv_lora + m->rope_dim;
-    int inter = m->inter > m->moe.shared_inter ? m->inter : m->moe.shared_inter;
-    ws->rows_max = rows;
-    ws->moe = MEM_ARRAY(struct moe_dev, m->n_layer);
-    TRY(rope_place(pl, &m->rope, m->rope_dim, len, &ws->rope, e));
-    TRY(placed_floats(pl, &ws->x, r * m->hidden, e));
-    TRY(placed_floats(pl, &ws->y, r * m->hidden, e));
-    TRY(placed_floats(pl, &ws->q_a, r * m->q_lora, e));
-    TRY(placed_floats(pl, &ws->q, r * h * (m->nope + m->rope_dim), e));
-    TRY(placed_floats(pl, &ws->kv, r * width, e));
-    TRY(placed_floats(pl, &ws->q_lat, r * h * width, e));
-    TRY(placed_floats(pl, &ws->o_lat, r * h * m->kv_lora, e));
-    TRY(placed_floats(pl, &ws->att, r * h * m->v_dim, e));
-    TRY(mlp_ws_place(pl, rows, m->hidden, inter, &m->moe, &ws->mlp, e));
-    for (int i = 0; i < m->n_layer; i++)
-        if (m->layer[i].sparse)
-            TRY(moe_place(pl, &m->layer[i].moe, &m->moe, &ws->moe[i], e));
-    return OK;
-}
-
-static void ws_done(struct ds_ws *ws)
-{
-    placed_free(&ws->mem);
-    mem_free(ws->moe);
-    *ws = (struct ds_ws){0};
-}
-
-static size_t ds_bytes(const void *priv, int rows_max, int len_max)
-{
-    struct ds_ws ws = {0};
-    CHECK(layout(priv, rows_max, len_max, &ws, NULL) == OK);
-    size_t n = ws.mem.bytes;
-    ws_done(&ws);
-    return n;
-}
-
-static void ds_unplace(void *priv)
-{
-    ws_done(&((struct deepseek *)priv)->ws);
-}
-
-static int ds_place(void *priv, const struct dev_ops *ops, struct dev *d, int rows_max, int len_max,
-                    struct err *e)
-{
-    struct deepseek *m = priv;
-    m->ws.mem = (struct placed){.ops = ops, .d = d};
-    int r = layout(m, rows_max, len_max, &m->ws, e);
-    if (r < 0)
-        ds_unplace(m);
-    return r;
-}
-
-static struct attn_dims dims_of(const struct deepseek *m, enum attn_kind form)
-{
-    return form == ATTN_MLA_DECOMPRESSED
-               ? (struct attn_dims){(int16_t)(m->nope + m->rope_dim), (int16_t)m->v_dim}
-               : (struct attn_dims){(int16_t)(m->kv_lora + m->rope_dim), (int16_t)m->kv_lora};
-}
-
-static void ds_need(const void *priv, int group, enum role role, enum attn_kind mla_form,
-                    int q_len_max, struct attn_need *out)
+static void ds_shared(const void *priv, struct weight *embed, struct weight *head)
 {
     const struct deepseek *m = priv;
-    (void)group;
-    CHECK(mla_form == ATTN_MLA_ABSORBED || mla_form == ATTN_MLA_DECOMPRESSED);
-    *out = (struct attn_need){.role = role,
-                              .kind = mla_form,
-                              .mask = MASK_RANGE,
-                              .graph = q_len_max ? GRAPH_ANY : GRAPH_NEVER,
-                              .kv_type = DT_F32,
-                              .n_head = m->n_head,
-                              .n_kv = 1,
-                              .dims = dims_of(m, mla_form),
-                              .q_len_max = q_len_max,
-                              .cp = 1};
-}
-
-/* ---- the program ---- */
-
-static int rotate(const struct deepseek *m, const struct on *o, float *x, int heads, int64_t ldx,
-                  int64_t stride, const int32_t *pos)
-{
-    const struct rope_dev *r = &m->ws.rope;
-    return o->op->rope(o->d, &(struct op_rope){.x = x,
-                                               .pos = pos,
-                                               .cos = r->cos,
-                                               .sin = r->sin,
-                                               .rows = o->rows,
-                                               .heads = heads,
-                                               .dim = m->rope_dim,
-                                               .pos_max = r->len,
-                                               .ldx = ldx,
-                                               .stride = stride,
-                                               .interleaved = m->interleaved});
-}
-
-/* Rows [row0, row0 + n) of every head's block of the query projection, each head's result at
- * out + h * out_stride: the absorbed form wants the two parts of q in different places. */
-static int query_part(const struct deepseek *m, const struct on *o, const struct weight *w,
-                      const float *src, int row0, int n, float *out, int64_t ldo, int64_t stride)
-{
-    return o->op->matmul_heads(o->d,
-                               &(struct op_matmul_heads){.out = out,
-                                                         .x = src,
-                                                         .w = *w,
-                                                         .rows = o->rows,
-                                                         .heads = m->n_head,
-                                                         .w_head_stride = m->nope + m->rope_dim,
-                                                         .w_row0 = row0,
-                                                         .n_rows = n,
-                                                         .ldx = w->k,
-                                                         .x_stride = 0,
-                                                         .ldo = ldo,
-                                                         .out_stride = stride});
-}
-
-/* Leaves att [R, nH, v]. */
-static int attend_absorbed(struct deepseek *m, const struct on *o, const struct ds_layer *l,
-                           const float *src, struct attn_call *c, const struct fwd *f,
-                           struct err *e)
-{
-    struct ds_ws *ws = &m->ws;
-    int64_t h = m->n_head, width = m->kv_lora + m->rope_dim;
-    TRY(query_part(m, o, &l->q, src, 0, m->nope, ws->q, h * m->nope, m->nope));
-    TRY(query_part(m, o, &l->q, src, m->nope, m->rope_dim, ws->q_lat + m->kv_lora, h * width,
-                   width));
-    TRY(rotate(m, o, ws->q_lat + m->kv_lora, m->n_head, h * width, width, f->row->pos));
-    struct op_matmul_heads a = {.out = ws->q_lat,
-                                .x = ws->q,
-                                .w = l->kv_b,
-                                .rows = o->rows,
-                                .heads = m->n_head,
-                                .w_head_stride = m->nope + m->v_dim,
-                                .n_rows = m->nope,
-                                .ldx = h * m->nope,
-                                .x_stride = m->nope,
-                                .ldo = h * width,
-                                .out_stride = width,
-                                .transposed = true};
-    TRY(o->op->matmul_heads(o->d, &a));
-    c->q = ws->q_lat;
-    c->ldq = h * width;
-    c->out = ws->o_lat;
-    c->ldo = h * m->kv_lora;
-    TRY(f->attn[0].b->run(f->attn[0].a, c, e));
-    a = (struct op_matmul_heads){.out = ws->att,
-                                 .x = ws->o_lat,
-                                 .w = l->kv_b,
-                                 .rows = o->rows,
-                                 .heads = m->n_head,
-                                 .w_head_stride = m->nope + m->v_dim,
-                                 .w_row0 = m->nope,
-                                 .n_rows = m->v_dim,
-                                 .ldx = h * m->kv_lora,
-                                 .x_stride = m->kv_lora,
-                                 .ldo = h * m->v_dim,
-                                 .out_stride = m->v_dim};
-    return o->op->matmul_heads(o->d, &a);
-}
-
-static int attend_decompressed(struct deepseek *m, const struct on *o, const struct ds_layer *l,
-                               const float *src, struct attn_call *c, const struct fwd *f,
-                               struct err *e)
-{
-    struct ds_ws *ws = &m->ws;
-    int64_t h = m->n_head, qk = m->nope + m->rope_dim;
-    TRY(run_matmul(o, ws->q, src, &l->q, NULL, false));
-    TRY(rotate(m, o, ws->q + m->nope, m->n_head, h * qk, qk, f->row->pos));
-    c->q = ws->q;
-    c->ldq = h * qk;
-    c->out = ws->att;
-    c->ldo = h * m->v_dim;
-    c->kv_b = l->kv_b;
-    return f->attn[0].b->run(f->attn[0].a, c, e);
-}
-
-static int attend(struct deepseek *m, const struct on *o, int i, const struct fwd *f, struct err *e)
-{
-    struct ds_ws *ws = &m->ws;
-    const struct ds_layer *l = &m->layer[i];
-    const struct kv_view *kv = &f->kv[0];
-    int width = m->kv_lora + m->rope_dim;
-    void *pool = kv_layer(kv, kv->k, i, width);
-    const float *src = ws->y;
-    if (m->q_lora) {
-        TRY(run_matmul(o, ws->q_a, ws->y, &l->q_a, &l->q_a_b, false));
-        TRY(run_norm(o, ws->q_a, ws->q_a, &l->q_a_norm, m->q_lora, latent_eps));
-        src = ws->q_a;
-    }
-    TRY(run_matmul(o, ws->kv, ws->y, &l->kv_a, &l->kv_a_b, false));
-    TRY(o->op->rmsnorm(o->d, &(struct op_rmsnorm){.out = ws->kv,
-                                                  .x = ws->kv,
-                                                  .w = l->kv_a_norm,
-                                                  .rows = o->rows,
-                                                  .dim = m->kv_lora,
-                                                  .ldx = width,
-                                                  .ldo = width,
-                                                  .n_group = 1,
-                                                  .eps = latent_eps}));
-    TRY(rotate(m, o, ws->kv + m->kv_lora, 1, width, m->rope_dim, f->row->pos));
-    TRY(o->op->kv_write(o->d, &(struct op_kv_write){.cache = pool,
-                                                    .dt = kv->dt,
-                                                    .x = ws->kv,
-                                                    .wslot = f->row->wslot[0],
-                                                    .rows = o->rows,
-                                                    .width = width,
-                                                    .ldx = width}));
-    enum attn_kind form = f->attn[0].kind;
-    struct attn_call c = {.role = f->role,
-                          .kind = form,
-                          .mask = MASK_RANGE,
-                          .rows = o->rows,
-                          .n_head = m->n_head,
-                          .n_kv = 1,
-                          .dims = dims_of(m, form),
-                          .k = pool,
-                          .kv_type = kv->dt,
-                          .slot = f->row->slot,
-                          .first = f->row->first[0],
-                          .last = f->row->last[0],
-                          .table = kv->table,
-                          .pages_max = kv->pages_max,
-                          .page = kv->page,
-                          .scale = m->scale,
-                          .kv_lora = m->kv_lora,
-                          .rope = m->rope_dim,
-                          .nope = m->nope,
-                          .cp_world = 1};
-    if (form == ATTN_MLA_DECOMPRESSED)
-        TRY(attend_decompressed(m, o, l, src, &c, f, e));
-    else
-        TRY(attend_absorbed(m, o, l, src, &c, f, e));
-    return run_matmul(o, ws->x, ws->att, &l->o, &l->o_b, true);
-}
-
-static int ds_forward(void *priv, const struct fwd *f, struct err *e)
-{
-    struct deepseek *m = priv;
-    struct ds_ws *ws = &m->ws;
-    struct on o = {.op = ws->mem.ops->ops, .d = ws->mem.d, .rows = f->rows};
-    CHECK(f->rows <= ws->rows_max);
-    TRY(o.op->embed(
-        o.d, &(struct op_embed){.out = ws->x, .tok = f->row->tok, .e = m->embed, .rows = f->rows}));
-    for (int i = 0; i < m->n_layer; i++) {
-        const struct ds_layer *l = &m->layer[i];
-        TRY(run_norm(&o, ws->y, ws->x, &l->in_norm, m->hidden, m->eps));
-        TRY(attend(m, &o, i, f, e));
-        TRY(run_norm(&o, ws->y, ws->x, &l->post_norm, m->hidden, m->eps));
-        if (l->sparse)
-            TRY(run_moe(&o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, ws->y, ws->x));
-        else
-            TRY(run_mlp(&o, &l->mlp, &ws->mlp, ws->y, ws->x));
-    }
-    return run_norm(&o, f->hidden, ws->x, &m->norm, m->hidden, m->eps);
-}
-
-static int ds_logits(void *priv, const float *hidden, int rows, float *logits, struct err *e)
-{
-    struct deepseek *m = priv;
-    struct on o = {.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows};
-    (void)e;
-    return run_matmul(&o, logits, hidden, &m->head, NULL, false);
+    *embed = m->embed;
+    *head = m->head;
 }
 
 const struct family family_deepseek = {
@@ -603,4 +285,6 @@ const struct family family_deepseek = {
     .attn_need = ds_need,
     .forward = ds_forward,
     .logits = ds_logits,
+    .shared = ds_shared,
+    .mtp = &family_deepseek_mtp,
 };

@@ -5,14 +5,13 @@
  * group), x += o(att), then x += mlp(norm(x)) or x += experts(norm(x)); logits = head(norm(x)).
  * Worker thread; configuration and tensors are read at start. Does not know DeepSeek's attention.
  */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "engine/model/family.h"
-#include "engine/model/layer.h"
+#include "engine/model/gqa.h"
 
 struct dense_kind {      /* what sets the families apart */
     bool qkv_bias;       /* always there, whatever the keys say */
@@ -27,7 +26,8 @@ struct dense_kind {      /* what sets the families apart */
 };
 
 struct dense_layer {
-    struct weight in_norm, post_norm, q, k, v, o, qb, kb, vb, ob, q_norm, k_norm;
+    struct weight in_norm, post_norm;
+    struct gqa at;
     bool sparse;
     struct mlp mlp;
     struct moe moe;
@@ -36,15 +36,16 @@ struct dense_layer {
 
 struct dense_ws {
     struct placed mem;
-    struct rope_dev rope;
-    float *x, *y, *q, *k, *v, *att;
+    float *x, *y;
+    struct gqa_ws at;
     struct mlp_ws mlp;
     struct moe_dev *moe; /* [n_layer] */
     int rows_max;
 };
 
 struct dense {
-    int hidden, n_layer, n_head, n_kv, hd, inter, vocab;
+    int hidden, n_layer, inter, vocab;
+    struct gqa_conf at;
     float eps;
     bool attn_bias, mlp_bias, has_moe;
     struct rope rope;
@@ -150,29 +151,11 @@ static int parse_dims(struct dense *m, struct cfg *c, const struct dense_kind *k
     TRY(cfg_int(c, "vocab_size", 1, 1 << 24, &m->vocab, e));
     TRY(cfg_int(c, "hidden_size", 1, 1 << 20, &m->hidden, e));
     TRY(cfg_int(c, "num_hidden_layers", 1, 4096, &m->n_layer, e));
-    TRY(cfg_int(c, "num_attention_heads", 1, 4096, &m->n_head, e));
     TRY(cfg_int(c, "intermediate_size", 1, 1 << 22, &m->inter, e));
     TRY(cfg_num(c, "rms_norm_eps", 0, 1, &eps, e));
     m->eps = (float)eps;
-    if (k->need_kv_heads)
-        TRY(cfg_int(c, "num_key_value_heads", 1, 4096, &m->n_kv, e));
-    else
-        TRY(cfg_int_or(c, "num_key_value_heads", 1, 4096, m->n_head, &m->n_kv, e));
-    if (m->n_head % m->n_kv)
-        return FAIL(e, E_INVAL,
-                    "'num_attention_heads' %d is not a multiple of "
-                    "'num_key_value_heads' %d",
-                    m->n_head, m->n_kv);
-    if (k->need_head_dim)
-        TRY(cfg_int(c, "head_dim", 2, 1024, &m->hd, e));
-    else
-        TRY(cfg_int_or(c, "head_dim", 2, 1024, m->hidden / m->n_head, &m->hd, e));
-    if (!cfg_has(c, "head_dim") && m->hidden % m->n_head)
-        return FAIL(e, E_INVAL, "'hidden_size' %d is not a multiple of 'num_attention_heads' %d",
-                    m->hidden, m->n_head);
-    if (m->hd < 2 || m->hd % 2)
-        return FAIL(e, E_INVAL, "'head_dim' %d must be even for the rotation", m->hd);
-    return OK;
+    m->at.eps = m->eps;
+    return gqa_parse(&m->at, c, m->hidden, k->need_kv_heads, k->need_head_dim, e);
 }
 
 static int parse(struct dense *m, struct cfg *c, const struct dense_kind *k, bool *tied,
@@ -208,26 +191,13 @@ static int take_layer(struct dense *m, const struct dense_kind *k, int i, struct
 {
     struct dense_layer *l = &m->layer[i];
     char p[64], at[96];
-    int nq = m->n_head * m->hd, nk = m->n_kv * m->hd;
+    unsigned parts = (k->qkv_bias || m->attn_bias ? GQA_QKV_BIAS : 0) |
+                     (m->attn_bias ? GQA_O_BIAS : 0) | (k->qk_norm ? GQA_QK_NORM : 0);
     snprintf(p, sizeof p, "model.layers.%d.", i);
     TRY(take(t, p, "input_layernorm.weight", 1, m->hidden, TAKE_VECTOR, &l->in_norm, e));
     TRY(take(t, p, "post_attention_layernorm.weight", 1, m->hidden, TAKE_VECTOR, &l->post_norm, e));
     snprintf(at, sizeof at, "%sself_attn.", p);
-    TRY(take(t, at, "q_proj.weight", nq, m->hidden, TAKE_FP8, &l->q, e));
-    TRY(take(t, at, "k_proj.weight", nk, m->hidden, TAKE_FP8, &l->k, e));
-    TRY(take(t, at, "v_proj.weight", nk, m->hidden, TAKE_FP8, &l->v, e));
-    TRY(take(t, at, "o_proj.weight", m->hidden, nq, TAKE_FP8, &l->o, e));
-    if (k->qkv_bias || m->attn_bias) {
-        TRY(take(t, at, "q_proj.bias", 1, nq, TAKE_VECTOR, &l->qb, e));
-        TRY(take(t, at, "k_proj.bias", 1, nk, TAKE_VECTOR, &l->kb, e));
-        TRY(take(t, at, "v_proj.bias", 1, nk, TAKE_VECTOR, &l->vb, e));
-    }
-    if (m->attn_bias)
-        TRY(take(t, at, "o_proj.bias", 1, m->hidden, TAKE_VECTOR, &l->ob, e));
-    if (k->qk_norm) {
-        TRY(take(t, at, "q_norm.weight", 1, m->hd, TAKE_VECTOR, &l->q_norm, e));
-        TRY(take(t, at, "k_norm.weight", 1, m->hd, TAKE_VECTOR, &l->k_norm, e));
-    }
+    TRY(gqa_take(t, at, &m->at, m->hidden, m->hidden, parts, &l->at, e));
     snprintf(at, sizeof at, "%smlp.", p);
     if (l->sparse)
         return moe_take(t, at, m->hidden, &m->moe, &l->moe, e);
@@ -245,15 +215,7 @@ static void make_groups(struct dense *m)
             m->layer[i].index = n++;
         }
         if (n)
-            m->group[m->n_group++] = (struct kv_group){.kind = ATTN_GQA,
-                                                       .n_layer = n,
-                                                       .n_kv = m->n_kv,
-                                                       .qk_dim = m->hd,
-                                                       .v_dim = m->hd,
-                                                       .k_width = m->n_kv * m->hd,
-                                                       .v_width = m->n_kv * m->hd,
-                                                       .window = w ? m->window : 0,
-                                                       .dt = DT_F32};
+            m->group[m->n_group++] = gqa_group(&m->at, n, w ? m->window : 0);
     }
 }
 
@@ -277,7 +239,7 @@ static int dense_open(void **priv, const json_t *config, struct tensors *t, stru
     info->vocab = m->vocab;
     info->hidden = m->hidden;
     info->n_layer = m->n_layer;
-    info->n_head = m->n_head;
+    info->n_head = m->at.n_head;
     info->pos_max = m->rope.pos_max;
     info->n_group = m->n_group;
     memcpy(info->group, m->group, sizeof m->group);
@@ -294,18 +256,13 @@ out:
 static int layout(const struct dense *m, int rows, int len, struct dense_ws *ws, struct err *e)
 {
     struct placed *pl = &ws->mem;
-    int64_t r = rows, nq = (int64_t)m->n_head * m->hd, nk = (int64_t)m->n_kv * m->hd;
-    int inter = m->inter;
+    int64_t r = rows;
     ws->rows_max = rows;
     ws->moe = MEM_ARRAY(struct moe_dev, m->n_layer);
-    TRY(rope_place(pl, &m->rope, m->hd, len, &ws->rope, e));
     TRY(placed_floats(pl, &ws->x, r * m->hidden, e));
     TRY(placed_floats(pl, &ws->y, r * m->hidden, e));
-    TRY(placed_floats(pl, &ws->q, r * nq, e));
-    TRY(placed_floats(pl, &ws->k, r * nk, e));
-    TRY(placed_floats(pl, &ws->v, r * nk, e));
-    TRY(placed_floats(pl, &ws->att, r * nq, e));
-    TRY(mlp_ws_place(pl, rows, m->hidden, inter, m->has_moe ? &m->moe : NULL, &ws->mlp, e));
+    TRY(gqa_ws_place(pl, &m->at, &m->rope, rows, len, &ws->at, e));
+    TRY(mlp_ws_place(pl, rows, m->hidden, m->inter, m->has_moe ? &m->moe : NULL, &ws->mlp, e));
     for (int i = 0; i < m->n_layer; i++)
         if (m->layer[i].sparse)
             TRY(moe_place(pl, &m->layer[i].moe, &m->moe, &ws->moe[i], e));
@@ -349,106 +306,10 @@ static void dense_need(const void *priv, int group, enum role role, enum attn_ki
 {
     const struct dense *m = priv;
     (void)mla_form;
-    *out = (struct attn_need){.role = role,
-                              .kind = ATTN_GQA,
-                              .mask = MASK_RANGE,
-                              .graph = q_len_max ? GRAPH_ANY : GRAPH_NEVER,
-                              .kv_type = DT_F32,
-                              .n_head = m->n_head,
-                              .n_kv = m->n_kv,
-                              .dims = {(int16_t)m->hd, (int16_t)m->hd},
-                              .q_len_max = q_len_max,
-                              .window = m->group[group].window,
-                              .cp = 1};
+    gqa_need(&m->at, role, m->group[group].window, q_len_max, out);
 }
 
 /* ---- the program ---- */
-
-static int rotate(const struct dense *m, const struct on *o, float *x, int heads,
-                  const int32_t *pos)
-{
-    const struct rope_dev *r = &m->ws.rope;
-    return o->op->rope(o->d, &(struct op_rope){.x = x,
-                                               .pos = pos,
-                                               .cos = r->cos,
-                                               .sin = r->sin,
-                                               .rows = o->rows,
-                                               .heads = heads,
-                                               .dim = m->hd,
-                                               .pos_max = r->len,
-                                               .ldx = (int64_t)heads * m->hd,
-                                               .stride = m->hd});
-}
-
-static int head_norm(const struct dense *m, const struct on *o, float *x, int heads,
-                     const struct weight *w)
-{
-    int64_t ld = (int64_t)heads * m->hd;
-    return o->op->rmsnorm(o->d, &(struct op_rmsnorm){.out = x,
-                                                     .x = x,
-                                                     .w = *w,
-                                                     .rows = o->rows,
-                                                     .dim = m->hd,
-                                                     .ldx = ld,
-                                                     .ldo = ld,
-                                                     .n_group = heads,
-                                                     .group_stride = m->hd,
-                                                     .group_stride_out = m->hd,
-                                                     .eps = m->eps});
-}
-
-static int attend(struct dense *m, const struct on *o, const struct dense_layer *l,
-                  const struct fwd *f, struct err *e)
-{
-    struct dense_ws *ws = &m->ws;
-    const struct kv_view *kv = &f->kv[l->group];
-    int nk = m->n_kv * m->hd, g = l->group;
-    void *keys = kv_layer(kv, kv->k, l->index, nk), *values = kv_layer(kv, kv->v, l->index, nk);
-    TRY(run_matmul(o, ws->q, ws->y, &l->q, &l->qb, false));
-    TRY(run_matmul(o, ws->k, ws->y, &l->k, &l->kb, false));
-    TRY(run_matmul(o, ws->v, ws->y, &l->v, &l->vb, false));
-    if (l->q_norm.p) {
-        TRY(head_norm(m, o, ws->q, m->n_head, &l->q_norm));
-        TRY(head_norm(m, o, ws->k, m->n_kv, &l->k_norm));
-    }
-    TRY(rotate(m, o, ws->q, m->n_head, f->row->pos));
-    TRY(rotate(m, o, ws->k, m->n_kv, f->row->pos));
-    struct op_kv_write w = {.cache = keys,
-                            .dt = kv->dt,
-                            .x = ws->k,
-                            .wslot = f->row->wslot[g],
-                            .rows = o->rows,
-                            .width = nk,
-                            .ldx = nk};
-    TRY(o->op->kv_write(o->d, &w));
-    w.cache = values;
-    w.x = ws->v;
-    TRY(o->op->kv_write(o->d, &w));
-    struct attn_call c = {.role = f->role,
-                          .kind = ATTN_GQA,
-                          .mask = MASK_RANGE,
-                          .rows = o->rows,
-                          .n_head = m->n_head,
-                          .n_kv = m->n_kv,
-                          .dims = {(int16_t)m->hd, (int16_t)m->hd},
-                          .q = ws->q,
-                          .ldq = (int64_t)m->n_head * m->hd,
-                          .out = ws->att,
-                          .ldo = (int64_t)m->n_head * m->hd,
-                          .k = keys,
-                          .v = values,
-                          .kv_type = kv->dt,
-                          .slot = f->row->slot,
-                          .first = f->row->first[g],
-                          .last = f->row->last[g],
-                          .table = kv->table,
-                          .pages_max = kv->pages_max,
-                          .page = kv->page,
-                          .scale = (float)(1 / sqrt((double)m->hd)),
-                          .cp_world = 1};
-    TRY(f->attn[g].b->run(f->attn[g].a, &c, e));
-    return run_matmul(o, ws->x, ws->att, &l->o, &l->ob, true);
-}
 
 static int dense_forward(void *priv, const struct fwd *f, struct err *e)
 {
@@ -460,14 +321,16 @@ static int dense_forward(void *priv, const struct fwd *f, struct err *e)
         o.d, &(struct op_embed){.out = ws->x, .tok = f->row->tok, .e = m->embed, .rows = f->rows}));
     for (int i = 0; i < m->n_layer; i++) {
         const struct dense_layer *l = &m->layer[i];
+        TRY(run_tap(&o, f, i, ws->x, m->hidden));
         TRY(run_norm(&o, ws->y, ws->x, &l->in_norm, m->hidden, m->eps));
-        TRY(attend(m, &o, l, f, e));
+        TRY(run_gqa(&o, &m->at, &l->at, &ws->at, ws->y, ws->x, f, l->group, l->index, e));
         TRY(run_norm(&o, ws->y, ws->x, &l->post_norm, m->hidden, m->eps));
         if (l->sparse)
             TRY(run_moe(&o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, ws->y, ws->x));
         else
             TRY(run_mlp(&o, &l->mlp, &ws->mlp, ws->y, ws->x));
     }
+    TRY(run_tap(&o, f, m->n_layer, ws->x, m->hidden));
     return run_norm(&o, f->hidden, ws->x, &m->norm, m->hidden, m->eps);
 }
 
@@ -477,6 +340,13 @@ static int dense_logits(void *priv, const float *hidden, int rows, float *logits
     struct on o = {.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows};
     (void)e;
     return run_matmul(&o, logits, hidden, &m->head, NULL, false);
+}
+
+static void dense_shared(const void *priv, struct weight *embed, struct weight *head)
+{
+    const struct dense *m = priv;
+    *embed = m->embed;
+    *head = m->head;
 }
 
 /* ---- the families ---- */
@@ -523,7 +393,7 @@ static int qwen3_moe_open(void **priv, const json_t *config, struct tensors *t,
 #define DENSE(open_)                                                                               \
     .open = open_, .close = dense_close, .device_bytes = dense_bytes, .place = dense_place,        \
     .unplace = dense_unplace, .attn_need = dense_need, .forward = dense_forward,                   \
-    .logits = dense_logits
+    .logits = dense_logits, .shared = dense_shared
 
 const struct family family_llama = {
     .name = "llama",

@@ -149,7 +149,7 @@ static void fill_block(const struct work *w, const struct tensor *x, size_t from
 
 static size_t elements(const struct tensor *x)
 {
-    return x->used ? x->bytes / dtype_size(x->dt) : 0;
+    return x->used && !x->made ? x->bytes / dtype_size(x->dt) : 0;
 }
 
 /* Every thread walks the list and fills the blocks whose number it draws. */

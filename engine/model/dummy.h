@@ -26,7 +26,7 @@ int dummy_reserve(struct dummy *d, void **out, size_t bytes, struct err *e);
 /* Sets lo and hi of a tensor by name, type and rank; fan_in is its last size. A block scale of an
  * fp8 product takes the name and fan in of the product. */
 void dummy_bounds(const struct dummy *d, struct tensor *x, const char *product, int64_t fan_in);
-/* Makes the values of all tensors in use. */
+/* Makes the values of all tensors in use that have none yet. */
 void dummy_fill(const struct tensor *v, size_t n, int threads);
 
 #endif

@@ -7,6 +7,12 @@
 
 struct tensors; /* safetensors.h: named, typed, mapped tensors that remember what was taken */
 
+struct draft_target { /* what a drafter sees of its model */
+    const struct model_info *info;
+    const void *priv; /* the family's own */
+    struct weight embed, head;
+};
+
 struct family {
     const char *name;
     const char *const *archs; /* accepted architectures[0], NULL ends */
@@ -24,17 +30,22 @@ struct family {
                       int q_len_max, struct attn_need *out);
     int (*forward)(void *priv, const struct fwd *f, struct err *e);
     int (*logits)(void *priv, const float *hidden, int rows, float *logits, struct err *e);
-    /* optional: what drafters borrow and what only drafters have */
+    /* optional, of targets: what drafters borrow; the drafter inside the checkpoint */
     void (*shared)(const void *priv, struct weight *embed, struct weight *head);
-    int (*open_mtp)(void **priv, void *target, struct model_info *info, struct err *e);
+    const struct family *mtp;
+    /* optional, of drafters: in place of open (`config` NULL and `t` the target's when the weights
+     * are in the target's checkpoint); see model_feature and model_d2t */
+    int (*open_draft)(void **priv, const struct draft_target *target, const json_t *config,
+                      struct tensors *t, struct model_info *info, struct err *e);
     int (*feature)(void *priv, const float *taps, int rows, float *feat, struct err *e);
     const int32_t *(*d2t)(const void *priv);
 };
 
-/* Drafters, opened through a target. */
-extern const struct family family_deepseek_mtp, family_eagle3;
 extern const struct family family_llama, family_qwen2, family_qwen3, family_qwen3_moe,
     family_deepseek;
+/* Drafters, opened through a target. */
+extern const struct family family_deepseek_mtp, family_eagle3;
 extern const struct family *const families[]; /* NULL ends */
+extern const struct family *const drafters[]; /* those with a directory; NULL ends */
 
 #endif

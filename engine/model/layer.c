@@ -265,6 +265,27 @@ int run_norm(const struct on *o, float *out, const float *x, const struct weight
                                                      .eps = eps});
 }
 
+int run_copy(const struct on *o, float *out, const float *x, int hidden)
+{
+    return o->op->gather(o->d,
+                         &(struct op_gather){.out = out, .x = x, .rows = o->rows, .dim = hidden});
+}
+
+int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, int hidden)
+{
+    for (int k = 0; k < f->n_tap; k++) {
+        if (f->tap[k] != layer)
+            continue;
+        struct op_gather a = {.out = f->taps + (int64_t)k * hidden,
+                              .x = x,
+                              .rows = o->rows,
+                              .dim = hidden,
+                              .ldo = (int64_t)f->n_tap * hidden};
+        TRY(o->op->gather(o->d, &a));
+    }
+    return OK;
+}
+
 int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
             float *x)
 {

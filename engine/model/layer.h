@@ -90,6 +90,11 @@ int run_matmul(const struct on *o, float *out, const float *x, const struct weig
                const struct weight *bias, bool accumulate);
 int run_norm(const struct on *o, float *out, const float *x, const struct weight *w, int dim,
              float eps);
+/* out[R, hidden] = x[R, hidden] */
+int run_copy(const struct on *o, float *out, const float *x, int hidden);
+/* The taps of a pass that want the residual stream before `layer` (the number of layers: after the
+ * last one). */
+int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, int hidden);
 /* x[R, hidden] += mlp(y) */
 int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
             float *x);

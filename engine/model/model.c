@@ -14,8 +14,9 @@
 struct model {
     const struct family *f;
     void *priv;
-    struct tensors *t;
+    struct tensors *t; /* the target's when its checkpoint holds the drafter */
     struct model_info info;
+    struct model *target; /* a drafter's; else NULL */
     char *arch;
     int threads;
     int rows_max; /* 0: not placed */
@@ -29,10 +30,19 @@ static bool in_list(const char *s, const char *const *list)
     return false;
 }
 
+static const struct family *find(const struct family *const *list, const char *name,
+                                 const char *type)
+{
+    for (; *list; list++)
+        if (name ? in_list(name, (*list)->archs) : in_list(type, (*list)->model_types))
+            return *list;
+    return NULL;
+}
+
 /* The family by architectures[0], which model_type must not contradict; a text model inside a
  * multimodal wrapper may carry only its model_type. */
 static int find_family(const struct family **out, const char **arch, const json_t *c, bool wrapped,
-                       struct err *e)
+                       bool draft, struct err *e)
 {
     json_t *list = NULL;
     const char *type = NULL, *name = NULL;
@@ -42,17 +52,22 @@ static int find_family(const struct family **out, const char **arch, const json_
         name = json_string_value(json_array_get(list, 0));
     if (!name && !(wrapped && type))
         return FAIL(e, E_INVAL, "'architectures' is missing or empty");
-    for (const struct family *const *f = families; *f; f++) {
-        if (name ? !in_list(name, (*f)->archs) : !in_list(type, (*f)->model_types))
-            continue;
-        if (type && !in_list(type, (*f)->model_types))
-            return FAIL(e, E_UNSUPPORTED, "'model_type' '%s' does not belong to architecture %s",
-                        type, name);
-        *out = *f;
-        *arch = name ? name : type;
-        return OK;
+    *arch = name ? name : type;
+    const struct family *f = find(families, name, type);
+    if (!f) {
+        f = find(drafters, name, type);
+        if (f && !draft)
+            return FAIL(e, E_UNSUPPORTED,
+                        "'architectures': %s drafts for another model and is none by itself",
+                        *arch);
     }
-    return FAIL(e, E_UNSUPPORTED, "'architectures': %s is not supported", name ? name : type);
+    if (!f)
+        return FAIL(e, E_UNSUPPORTED, "'architectures': %s is not supported", *arch);
+    if (type && !in_list(type, f->model_types))
+        return FAIL(e, E_UNSUPPORTED, "'model_type' '%s' does not belong to architecture %s", type,
+                    name);
+    *out = f;
+    return OK;
 }
 
 /* The configuration object that describes the text model, and its family. */
@@ -64,7 +79,7 @@ static int read_config(struct model *m, const json_t *top, const json_t **conf, 
         return FAIL(e, E_FORMAT, "the top level must be an object, not %s", js_type_name(top));
     TRY(js_get_obj(top, "text_config", &text, e));
     *conf = text ? text : top;
-    TRY(find_family(&m->f, &arch, *conf, text != NULL, e));
+    TRY(find_family(&m->f, &arch, *conf, text != NULL, m->target != NULL, e));
     m->arch = mem_strdup(arch);
     m->info.arch = m->arch;
     m->info.family = m->f->name;
@@ -102,6 +117,13 @@ static int open_tensors(struct model *m, const struct model_conf *mc, const json
     return OK;
 }
 
+static struct draft_target target_of(const struct model *m)
+{
+    struct draft_target t = {.info = &m->info, .priv = m->priv};
+    m->f->shared(m->priv, &t.embed, &t.head);
+    return t;
+}
+
 static int read_all(struct model *m, const struct model_conf *mc, struct err *e)
 {
     json_t *top = NULL, *gen = NULL;
@@ -117,10 +139,18 @@ static int read_all(struct model *m, const struct model_conf *mc, struct err *e)
         goto out;
     }
     TRY_OUT(open_tensors(m, mc, conf, conf != top, e));
-    TRY_OUT(m->f->open(&m->priv, conf, m->t, &m->info, e));
+    if (m->f->open_draft) {
+        struct draft_target target = target_of(m->target);
+        TRY_OUT(m->f->open_draft(&m->priv, &target, conf, m->t, &m->info, e));
+    } else {
+        TRY_OUT(m->f->open(&m->priv, conf, m->t, &m->info, e));
+        m->info.vocab_target = m->info.vocab;
+    }
     TRY_OUT(tensors_all_taken(m->t, e));
     m->info.n_param = tensors_params(m->t);
     m->info.weight_bytes = tensors_bytes(m->t);
+    if (m->f->open_draft) /* ids and sampling are the target's */
+        goto out;
     if (file_exists(gpath))
         TRY_OUT(js_load(&gen, gpath, e));
     ret = cfg_generation(conf, gen, &m->info, e);
@@ -132,12 +162,14 @@ out:
     return ret;
 }
 
-int model_open_conf(struct model **out, const struct model_conf *c, struct err *e)
+static int open_conf(struct model **out, const struct model_conf *c, struct model *target,
+                     struct err *e)
 {
     if (c->n_layer && !c->dummy)
         return FAIL(e, E_INVAL, "num_layers cuts generated weights only (load_format dummy)");
     struct model *m = MEM_NEW(struct model);
     m->threads = c->threads;
+    m->target = target;
     int ret = read_all(m, c, e);
     if (ret < 0) {
         model_close(m);
@@ -147,9 +179,52 @@ int model_open_conf(struct model **out, const struct model_conf *c, struct err *
     return OK;
 }
 
+int model_open_conf(struct model **out, const struct model_conf *c, struct err *e)
+{
+    return open_conf(out, c, NULL, e);
+}
+
 int model_open(struct model **out, const char *dir, struct err *e)
 {
     return model_open_conf(out, &(struct model_conf){.path = dir}, e);
+}
+
+int model_open_mtp(struct model **out, struct model *target, struct err *e)
+{
+    const struct draft_target t = target_of(target);
+    const struct family *f = target->f->mtp;
+    if (!f)
+        return FAIL(e, E_UNSUPPORTED, "%s models have no next-token (MTP) layers", target->f->name);
+    struct model *m = MEM_NEW(struct model);
+    *m = (struct model){.f = f, .target = target, .t = target->t, .threads = target->threads};
+    m->arch = mem_strdup(target->arch);
+    m->info.arch = m->arch;
+    m->info.family = f->name;
+    int ret = f->open_draft(&m->priv, &t, NULL, m->t, &m->info, e);
+    if (ret < 0) {
+        model_close(m);
+        return ret;
+    }
+    *out = m;
+    return OK;
+}
+
+int model_open_draft(struct model **out, const struct model_conf *c, struct model *target,
+                     struct err *e)
+{
+    struct model *m = NULL;
+    int ret = open_conf(&m, c, target, e);
+    if (ret == OK && m->info.vocab_target != target->info.vocab) {
+        ret = FAIL(e, E_INVAL, "%s has a vocabulary of %d ids, its target %s one of %d", m->arch,
+                   m->info.vocab_target, target->arch, target->info.vocab);
+        model_close(m);
+    }
+    if (ret < 0) {
+        err_prefix(e, "drafter %s", c->path);
+        return ret;
+    }
+    *out = m;
+    return OK;
 }
 
 void model_close(struct model *m)
@@ -159,7 +234,8 @@ void model_close(struct model *m)
     CHECK(!m->rows_max);
     if (m->priv)
         m->f->close(m->priv);
-    tensors_close(m->t);
+    if (!m->target || m->t != m->target->t)
+        tensors_close(m->t);
     mem_free(m->arch);
     mem_free(m);
 }
@@ -195,8 +271,8 @@ int model_place(struct model *m, const struct dev_ops *ops, struct dev *d, int r
     if (rows_max < 1)
         return FAIL(e, E_INVAL, "a pass must have at least one row, not %d", rows_max);
     if (len_max < 1 || len_max > m->info.pos_max)
-        return FAIL(e, E_INVAL, "length %d is not within the model's %d positions", len_max,
-                    m->info.pos_max);
+        return FAIL(e, E_INVAL, "length %d is not within the %d positions of the %s %s", len_max,
+                    m->info.pos_max, m->target ? "drafter" : "model", m->arch);
     tensors_fill(m->t, m->threads);
     for (size_t i = 0; ops->mirror && i < tensors_count(m->t); i++) {
         const struct tensor *t = tensors_at(m->t, i);
@@ -225,4 +301,15 @@ int model_logits(struct model *m, const float *hidden, int rows, float *logits, 
 {
     CHECK(rows > 0 && m->rows_max);
     return m->f->logits(m->priv, hidden, rows, logits, e);
+}
+
+int model_feature(struct model *m, const float *taps, int rows, float *feat, struct err *e)
+{
+    CHECK(m->f->feature && rows > 0 && rows <= m->rows_max);
+    return m->f->feature(m->priv, taps, rows, feat, e);
+}
+
+const int32_t *model_d2t(const struct model *m)
+{
+    return m->f->d2t ? m->f->d2t(m->priv) : NULL;
 }

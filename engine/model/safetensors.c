@@ -84,6 +84,8 @@ void tensors_fill(struct tensors *t, int threads)
 {
     if (t->gen)
         dummy_fill(t->v, t->n, threads);
+    for (size_t i = 0; t->gen && i < t->n; i++)
+        t->v[i].made |= t->v[i].used;
 }
 
 void tensors_close(struct tensors *t)
@@ -383,6 +385,23 @@ void tensors_allow_fp8(struct tensors *t)
 void tensors_aside(struct tensors *t, bool on)
 {
     t->aside = on;
+}
+
+void tensors_use(struct tensors *t, const char *prefix, int64_t *n_param, size_t *bytes)
+{
+    static const char scale[] = "_scale_inv";
+    *n_param = 0;
+    *bytes = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        struct tensor *x = &t->v[i];
+        if (!x->taken || strncmp(x->name, prefix, strlen(prefix)) != 0)
+            continue;
+        size_t len = strlen(x->name), end = sizeof scale - 1;
+        x->used = true;
+        *bytes += x->bytes;
+        if (len < end || strcmp(x->name + len - end, scale) != 0)
+            *n_param += (int64_t)(x->bytes / dtype_size(x->dt));
+    }
 }
 
 enum { MAKE_F32 = 1 << 8 }; /* beside the TAKE_ flags: the type of a generated tensor */

@@ -33,6 +33,7 @@ struct tensor {
     size_t bytes;
     bool taken, used; /* used: taken, and not set aside */
     float lo, hi;     /* generated sets: values lie between these */
+    bool made;        /* generated sets: the values are there */
 };
 
 struct tensors;
@@ -51,7 +52,8 @@ int tensors_add(struct tensors *t, const char *p, size_t len, const char *file, 
  * asked for, bf16, or fp8 with scales where that is allowed and announced (dummy.h says how the
  * values are chosen). Addresses hold at once, values from tensors_fill on. */
 struct tensors *tensors_generate(bool wrapped, int n_layer);
-void tensors_fill(struct tensors *t, int threads); /* nothing for sets of files */
+/* Makes the values of what is in use and has none yet; nothing for sets of files. */
+void tensors_fill(struct tensors *t, int threads);
 
 size_t tensors_count(const struct tensors *t);
 const struct tensor *tensors_at(const struct tensors *t, size_t i);
@@ -69,6 +71,8 @@ enum {
 void tensors_allow_fp8(struct tensors *t);
 /* While on, what is taken is not counted as in use (next-token layers). */
 void tensors_aside(struct tensors *t, bool on);
+/* Puts what was set aside and has this prefix in use; its elements (scales left out) and bytes. */
+void tensors_use(struct tensors *t, const char *prefix, int64_t *n_param, size_t *bytes);
 
 /* Fills *w with the tensor [n, k]. 1: taken; 0: absent and optional (*w zeroed); negative: missing,
  * misshapen or of a type that cannot be computed with. */

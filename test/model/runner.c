@@ -9,7 +9,14 @@
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 
-static const enum role roles[2] = {TGT_PREFILL, TGT_VERIFY};
+enum { PREFILL, VERIFY, TREE };
+
+static enum role role_of(const struct mrun *r, int which)
+{
+    static const enum role target[] = {TGT_PREFILL, TGT_VERIFY, TGT_VERIFY},
+                           drafter[] = {DRF_PREFILL, DRF_EXTEND, DRF_DECODE};
+    return r->c.target ? drafter[which] : target[which];
+}
 
 static int dev_array(struct mrun *r, void *out, size_t bytes, struct err *e)
 {
@@ -21,7 +28,7 @@ static int dev_array(struct mrun *r, void *out, size_t bytes, struct err *e)
 
 static int open_attention(struct mrun *r, struct err *e)
 {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         for (int g = 0; g < r->info->n_group; g++) {
             struct attn_use *u = &r->use[i][g];
             struct attn_need need;
@@ -30,9 +37,11 @@ static int open_attention(struct mrun *r, struct err *e)
                                      .rows = r->c.rows_max,
                                      .qlen = r->c.rows_max,
                                      .pages = r->kv.view[g].pages_max,
-                                     .role = roles[i]};
-            model_attn_need(r->m, g, roles[i], r->c.mla_form, i ? LIM_ROWS_PER_REQ : 0, &need);
+                                     .role = role_of(r, i)};
+            model_attn_need(r->m, g, max.role, r->c.mla_form, i ? LIM_ROWS_PER_REQ : 0, &need);
             need.page = r->c.page;
+            if (i == TREE)
+                need.mask = MASK_TREE;
             if (i)
                 max.qlen = LIM_ROWS_PER_REQ;
             TRY(attn_select(&u->b, r->ops->name, &need, NULL, e));
@@ -46,6 +55,9 @@ static int open_attention(struct mrun *r, struct err *e)
 static int open_rows(struct mrun *r, struct err *e)
 {
     size_t n = (size_t)r->c.rows_max * sizeof(int32_t);
+    TRY(dev_array(r, &r->row.at, n, e));
+    TRY(dev_array(r, &r->row.row0, n, e));
+    TRY(dev_array(r, &r->row.anc, 2 * n, e));
     TRY(dev_array(r, &r->row.tok, n, e));
     TRY(dev_array(r, &r->row.slot, n, e));
     TRY(dev_array(r, &r->row.pos, n, e));
@@ -55,7 +67,13 @@ static int open_rows(struct mrun *r, struct err *e)
         TRY(dev_array(r, &r->row.last[g], n, e));
         TRY(dev_array(r, &r->row.wslot[g], n, e));
     }
-    size_t f = (size_t)r->c.rows_max * sizeof(float);
+    size_t f = (size_t)r->c.rows_max * sizeof(float), wide = f * (size_t)r->info->feat;
+    if (r->c.n_tap)
+        TRY(dev_array(r, &r->taps, f * (size_t)(r->c.n_tap * r->info->hidden), e));
+    if (wide) {
+        TRY(dev_array(r, &r->feat, wide, e));
+        TRY(dev_array(r, &r->feat_out, wide, e));
+    }
     TRY(dev_array(r, &r->hidden, f * (size_t)r->info->hidden, e));
     return dev_array(r, &r->logits, f * (size_t)r->info->vocab, e);
 }
@@ -108,7 +126,13 @@ int mrun_open(struct mrun *r, const char *dir, const struct mrun_conf *c, struct
     r->c.page = c->page ? c->page : 16;
     r->c.n_slot = c->n_slot ? c->n_slot : 4;
     r->c.mla_form = c->mla_form ? c->mla_form : ATTN_MLA_ABSORBED;
-    TRY_OUT(model_open(&r->m, dir, e));
+    r->c.model.path = dir;
+    if (!c->target)
+        TRY_OUT(model_open_conf(&r->m, &r->c.model, e));
+    else if (dir)
+        TRY_OUT(model_open_draft(&r->m, &r->c.model, c->target->m, e));
+    else
+        TRY_OUT(model_open_mtp(&r->m, c->target->m, e));
     r->info = model_info(r->m);
     TRY_OUT(r->ops->open(&r->d, &(struct dev_conf){.threads = r->c.threads}, e));
     TRY_OUT(model_place(r->m, r->ops, r->d, r->c.rows_max, r->c.len_max, e));
@@ -123,12 +147,13 @@ out:
 
 void mrun_close(struct mrun *r)
 {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         for (int g = 0; g < LIM_KV_GROUPS; g++)
             if (r->use[i][g].a)
                 r->use[i][g].b->close(r->use[i][g].a);
     if (r->d) {
-        void *p[] = {r->row.tok, r->row.slot, r->row.pos, r->row.req, r->hidden, r->logits};
+        void *p[] = {r->row.tok, r->row.slot, r->row.pos, r->row.req, r->row.at, r->row.row0,
+                     r->row.anc, r->hidden,   r->logits,  r->taps,    r->feat,   r->feat_out};
         for (size_t i = 0; i < ARRAY_LEN(p); i++)
             if (p[i])
                 r->ops->free(r->d, p[i]);
@@ -150,13 +175,14 @@ void mrun_close(struct mrun *r)
 }
 
 /* Pages for every row's position, and the tables on the device. */
-static int back_rows(struct mrun *r, int n, const struct mrow *rows, struct err *e)
+static int back_rows(struct mrun *r, int n, const struct mrow *rows, bool tree, struct err *e)
 {
     for (int i = 0; i < n; i++) {
         if (rows[i].tok < 0)
             continue;
-        CHECK(rows[i].slot > 0 && rows[i].slot < r->c.n_slot && rows[i].pos < r->c.len_max);
-        int at = rows[i].slot * r->kv.view[0].pages_max + rows[i].pos / r->c.page;
+        int pos = tree ? rows[i].at : rows[i].pos;
+        CHECK(rows[i].slot > 0 && rows[i].slot < r->c.n_slot && pos < r->c.len_max);
+        int at = rows[i].slot * r->kv.view[0].pages_max + pos / r->c.page;
         if (r->table[0][at] != INT32_MAX)
             continue;
         CHECK(r->n_order > 0);
@@ -171,25 +197,33 @@ static int back_rows(struct mrun *r, int n, const struct mrow *rows, struct err 
     return OK;
 }
 
-static int put_rows(struct mrun *r, int n, const struct mrow *rows, struct err *e)
+static int put_rows(struct mrun *r, int n, const struct mrow *rows, bool tree, struct err *e)
 {
-    int32_t *v = MEM_ARRAY(int32_t, 4 * n);
+    enum { COLS = 6 };
+    int32_t *v = MEM_ARRAY(int32_t, COLS * n);
+    uint64_t *anc = MEM_ARRAY(uint64_t, n);
     for (int i = 0; i < n; i++) {
         bool pad = rows[i].tok < 0;
         v[i] = rows[i].tok;
         v[n + i] = pad ? 0 : rows[i].slot;
-        v[2 * n + i] = pad ? 0 : rows[i].pos;
+        v[2 * n + i] = pad ? 0 : rows[i].pos - r->info->shift;
         v[3 * n + i] = pad ? -1 : rows[i].slot - 1;
+        v[4 * n + i] = pad ? 0 : tree ? rows[i].at : rows[i].pos;
+        v[5 * n + i] = pad ? 0 : rows[i].row0;
+        anc[i] = rows[i].anc;
     }
     size_t bytes = (size_t)n * sizeof(int32_t);
-    int32_t *to[4] = {r->row.tok, r->row.slot, r->row.pos, r->row.req};
-    int ret = OK;
-    for (int i = 0; i < 4; i++)
+    int32_t *to[COLS] = {r->row.tok, r->row.slot, r->row.pos, r->row.req, r->row.at, r->row.row0};
+    int ret = r->ops->copy_in(r->d, r->row.anc, anc, 2 * bytes, e);
+    if (ret < 0)
+        goto out;
+    for (int i = 0; i < COLS; i++)
         TRY_OUT(r->ops->copy_in(r->d, to[i], v + i * n, bytes, e));
     for (int g = 0; g < r->info->n_group; g++) {
         struct op_rows_place a = {.slot = r->row.slot,
                                   .pos = r->row.pos,
                                   .tok = r->row.tok,
+                                  .at = r->row.at,
                                   .first = r->row.first[g],
                                   .last = r->row.last[g],
                                   .wslot = r->row.wslot[g],
@@ -202,37 +236,64 @@ static int put_rows(struct mrun *r, int n, const struct mrow *rows, struct err *
     }
 out:
     mem_free(v);
+    mem_free(anc);
     return ret;
 }
 
-int mrun_rows(struct mrun *r, enum role role, int n, const struct mrow *rows, float *logits,
+/* Rows [n][width] of the device, when they are wanted. */
+static int give(struct mrun *r, float *to, const float *from, int n, int width, struct err *e)
+{
+    size_t bytes = (size_t)n * (size_t)width * sizeof(float);
+    return to ? r->ops->copy_out(r->d, to, from, bytes, e) : OK;
+}
+
+int mrun_pass(struct mrun *r, enum role role, int n, const struct mrow *rows, const struct mio *io,
               struct err *e)
 {
-    int which = role == TGT_VERIFY;
-    CHECK(n > 0 && n <= r->c.rows_max);
-    TRY(back_rows(r, n, rows, e));
-    TRY(put_rows(r, n, rows, e));
-    for (int g = 0; g < r->info->n_group; g++) {
+    int which = role == TGT_PREFILL ? PREFILL : io->tree ? TREE : VERIFY;
+    const struct model_info *in = r->info;
+    CHECK(n > 0 && n <= r->c.rows_max && (!in->feat || io->feat));
+    TRY(back_rows(r, n, rows, io->tree, e));
+    TRY(put_rows(r, n, rows, io->tree, e));
+    for (int g = 0; g < in->n_group; g++) {
         struct graph_dims dims = {.reqs = n,
                                   .seqs = n,
                                   .rows = n,
                                   .qlen = which && n > LIM_ROWS_PER_REQ ? LIM_ROWS_PER_REQ : n,
                                   .pages = r->kv.view[g].pages_max,
-                                  .role = role};
+                                  .role = role_of(r, which)};
         TRY(r->use[which][g].b->plan(r->use[which][g].a, &dims, e));
     }
-    struct fwd f = {.role = role,
+    if (in->feat)
+        TRY(r->ops->copy_in(r->d, r->feat, io->feat, (size_t)n * (size_t)in->feat * sizeof(float),
+                            e));
+    float *feat_out = io->feat_in_place ? r->feat : r->feat_out;
+    struct fwd f = {.role = role_of(r, which),
+                    .mask = io->tree ? MASK_TREE : MASK_RANGE,
                     .rows = n,
                     .row = &r->row,
                     .kv = r->kv.view,
                     .attn = r->use[which],
-                    .hidden = r->hidden};
+                    .hidden = r->hidden,
+                    .tap = r->c.tap,
+                    .n_tap = r->c.n_tap,
+                    .taps = r->taps,
+                    .feat = r->feat,
+                    .feat_out = io->feat_out ? feat_out : NULL};
     TRY(model_forward(r->m, &f, e));
-    if (!logits)
+    TRY(give(r, io->hidden, r->hidden, n, in->hidden, e));
+    TRY(give(r, io->taps, r->taps, n, r->c.n_tap * in->hidden, e));
+    TRY(give(r, io->feat_out, feat_out, n, in->feat, e));
+    if (!io->logits)
         return OK;
     TRY(model_logits(r->m, r->hidden, n, r->logits, e));
-    return r->ops->copy_out(r->d, logits, r->logits,
-                            (size_t)n * (size_t)r->info->vocab * sizeof(float), e);
+    return give(r, io->logits, r->logits, n, in->vocab, e);
+}
+
+int mrun_rows(struct mrun *r, enum role role, int n, const struct mrow *rows, float *logits,
+              struct err *e)
+{
+    return mrun_pass(r, role, n, rows, &(struct mio){.logits = logits}, e);
 }
 
 int mrun_prefill(struct mrun *r, int slot, const int32_t *tok, int from, int to, int chunk,
@@ -243,7 +304,7 @@ int mrun_prefill(struct mrun *r, int slot, const int32_t *tok, int from, int to,
     for (int at = from; at < to; at += chunk) {
         int n = to - at < chunk ? to - at : chunk;
         for (int i = 0; i < n; i++)
-            rows[i] = (struct mrow){slot, at + i, tok[at + i]};
+            rows[i] = (struct mrow){.slot = slot, .pos = at + i, .tok = tok[at + i]};
         float *out = logits ? logits + (size_t)at * (size_t)r->info->vocab : NULL;
         TRY_OUT(mrun_rows(r, TGT_PREFILL, n, rows, out, e));
     }

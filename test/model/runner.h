@@ -13,11 +13,29 @@ struct mrun_conf {
     int n_slot;              /* sequences, slot 0 included; 0: 4 */
     enum attn_kind mla_form; /* 0: absorbed */
     uint64_t seed;           /* of the page order */
+    struct mrun *target;     /* this is its drafter: DIR is the drafter's, NULL: next-token layer */
+    struct model_conf model; /* dummy, n_layer, threads; path is DIR */
+    const int *tap;          /* what passes give in mio.taps */
+    int n_tap;
 };
 
 struct mrow {
-    int slot, pos;
-    int32_t tok; /* -1: padding */
+    int slot, pos; /* of the token consumed; a drafter's RoPE position is pos - shift */
+    int32_t tok;   /* -1: padding */
+    /* mio.tree: position of the cache entry, and of bit 0 of `anc` */
+    int at, row0;
+    uint64_t anc;
+};
+
+/* What a pass takes and gives beside the rows, on the host; NULL: not wanted. */
+struct mio {
+    const float *feat;  /* [n][feat], drafters */
+    float *hidden;      /* [n][hidden] */
+    float *logits;      /* [n][vocab] */
+    float *taps;        /* [n][n_tap * hidden] */
+    float *feat_out;    /* [n][feat] */
+    bool tree;          /* the rows have `at`, `row0` and `anc` */
+    bool feat_in_place; /* feat and feat_out are the same memory */
 };
 
 struct mrun {
@@ -27,9 +45,9 @@ struct mrun {
     struct model *m;
     const struct model_info *info;
     struct kv_pool kv;
-    struct attn_use use[2][LIM_KV_GROUPS]; /* prefill, verify */
+    struct attn_use use[3][LIM_KV_GROUPS]; /* prefill, verify, verify of trees */
     struct row_arrays row;
-    float *hidden, *logits;
+    float *hidden, *logits, *taps, *feat, *feat_out;
     int32_t *table[LIM_KV_GROUPS]; /* host copies [n_slot][pages_max] */
     int *order;                    /* pages not handed out yet, per group the same list */
     int n_order;
@@ -37,7 +55,10 @@ struct mrun {
 
 int mrun_open(struct mrun *r, const char *dir, const struct mrun_conf *c, struct err *e);
 void mrun_close(struct mrun *r);
-/* One pass; role is TGT_PREFILL or TGT_VERIFY. `logits` [n][vocab], host; NULL: not wanted. */
+/* One pass; role is TGT_PREFILL or TGT_VERIFY (drafters run it as theirs). */
+int mrun_pass(struct mrun *r, enum role role, int n, const struct mrow *rows, const struct mio *io,
+              struct err *e);
+/* The same with logits [n][vocab] (NULL: not wanted) and nothing else. */
 int mrun_rows(struct mrun *r, enum role role, int n, const struct mrow *rows, float *logits,
               struct err *e);
 /* Tokens [from, to) of `tok` into a slot, in prefill chunks; logits row i is of position i. */

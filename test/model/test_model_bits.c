@@ -106,7 +106,7 @@ static void as_verify_rows(struct fix *x, const char *name, int k)
     for (int at = 0; at < LEN; at += k) {
         int n = LEN - at < k ? LEN - at : k;
         for (int i = 0; i < n; i++)
-            rows[i] = (struct mrow){1, at + i, x->tok[at + i]};
+            rows[i] = (struct mrow){.slot = 1, .pos = at + i, .tok = x->tok[at + i]};
         ck_assert_msg(
             mrun_rows(&r, TGT_VERIFY, n, rows, x->got + (size_t)at * (size_t)x->vocab, &e) == OK,
             "%s", e.text);
@@ -130,12 +130,13 @@ static void among_others(struct fix *x, const char *name, uint64_t seed)
         for (int s = 1; s < N_SLOT; s++) {
             int k = 1 + (int)rng_below(&rng, s == 1 ? 6 : 9);
             for (int i = 0; i < k && len[s] < LEN; i++, len[s]++)
-                rows[n++] = (struct mrow){s, len[s],
-                                          s == 1 ? x->tok[len[s]]
-                                                 : (int32_t)rng_below(&rng, (uint64_t)x->vocab)};
+                rows[n++] = (struct mrow){
+                    .slot = s,
+                    .pos = len[s],
+                    .tok = s == 1 ? x->tok[len[s]] : (int32_t)rng_below(&rng, (uint64_t)x->vocab)};
         }
         for (int k = (int)rng_below(&rng, 5); k > 0; k--)
-            rows[n++] = (struct mrow){0, 0, -1};
+            rows[n++] = (struct mrow){.tok = -1};
         for (int i = n - 1; i > 0; i--) {
             int j = (int)rng_below(&rng, (uint64_t)i + 1);
             struct mrow t = rows[i];

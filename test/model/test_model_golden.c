@@ -72,7 +72,7 @@ static double dir_miss(const char *dir, const struct gen *g, const char *name, e
             by = n - 20;
         ck_assert_msg(mrun_prefill(&r, slot, tok, 0, by, 37, logits, &e) == OK, "%s", e.text);
         for (int p = by; p < n; p++) {
-            struct mrow row = {slot, p, tok[p]};
+            struct mrow row = {.slot = slot, .pos = p, .tok = tok[p]};
             ck_assert_msg(
                 mrun_rows(&r, TGT_VERIFY, 1, &row, logits + (size_t)p * (size_t)vocab, &e) == OK,
                 "%s", e.text);

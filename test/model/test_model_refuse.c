@@ -445,7 +445,7 @@ START_TEST(wrapped)
     struct mrun r;
     struct err e = {0};
     float plain[131], nested[131];
-    struct mrow row = {1, 0, 5};
+    struct mrow row = {.slot = 1, .tok = 5};
     struct mrun_conf c = {.rows_max = 4, .len_max = 64};
     gen_open(&g, "kimi-k2");
     gen_write(&g, 1);

@@ -1,0 +1,181 @@
+/* Grouped-query attention of a layer; see the header. Does not know any family. */
+#include "engine/model/gqa.h"
+
+#include <math.h>
+
+int gqa_parse(struct gqa_conf *g, struct cfg *c, int hidden, bool need_kv_heads, bool need_head_dim,
+              struct err *e)
+{
+    TRY(cfg_int(c, "num_attention_heads", 1, 4096, &g->n_head, e));
+    if (need_kv_heads)
+        TRY(cfg_int(c, "num_key_value_heads", 1, 4096, &g->n_kv, e));
+    else
+        TRY(cfg_int_or(c, "num_key_value_heads", 1, 4096, g->n_head, &g->n_kv, e));
+    if (g->n_head % g->n_kv)
+        return FAIL(e, E_INVAL,
+                    "'num_attention_heads' %d is not a multiple of "
+                    "'num_key_value_heads' %d",
+                    g->n_head, g->n_kv);
+    if (need_head_dim)
+        TRY(cfg_int(c, "head_dim", 2, 1024, &g->hd, e));
+    else
+        TRY(cfg_int_or(c, "head_dim", 2, 1024, hidden / g->n_head, &g->hd, e));
+    if (!cfg_has(c, "head_dim") && hidden % g->n_head)
+        return FAIL(e, E_INVAL, "'hidden_size' %d is not a multiple of 'num_attention_heads' %d",
+                    hidden, g->n_head);
+    if (g->hd < 2 || g->hd % 2)
+        return FAIL(e, E_INVAL, "'head_dim' %d must be even for the rotation", g->hd);
+    return OK;
+}
+
+int gqa_take(struct tensors *t, const char *prefix, const struct gqa_conf *g, int in, int hidden,
+             unsigned parts, struct gqa *out, struct err *e)
+{
+    int nq = g->n_head * g->hd, nk = g->n_kv * g->hd;
+    *out = (struct gqa){0};
+    TRY(take(t, prefix, "q_proj.weight", nq, in, TAKE_FP8, &out->q, e));
+    TRY(take(t, prefix, "k_proj.weight", nk, in, TAKE_FP8, &out->k, e));
+    TRY(take(t, prefix, "v_proj.weight", nk, in, TAKE_FP8, &out->v, e));
+    TRY(take(t, prefix, "o_proj.weight", hidden, nq, TAKE_FP8, &out->o, e));
+    if (parts & GQA_QKV_BIAS) {
+        TRY(take(t, prefix, "q_proj.bias", 1, nq, TAKE_VECTOR, &out->qb, e));
+        TRY(take(t, prefix, "k_proj.bias", 1, nk, TAKE_VECTOR, &out->kb, e));
+        TRY(take(t, prefix, "v_proj.bias", 1, nk, TAKE_VECTOR, &out->vb, e));
+    }
+    if (parts & GQA_O_BIAS)
+        TRY(take(t, prefix, "o_proj.bias", 1, hidden, TAKE_VECTOR, &out->ob, e));
+    if (parts & GQA_QK_NORM) {
+        TRY(take(t, prefix, "q_norm.weight", 1, g->hd, TAKE_VECTOR, &out->q_norm, e));
+        TRY(take(t, prefix, "k_norm.weight", 1, g->hd, TAKE_VECTOR, &out->k_norm, e));
+    }
+    return OK;
+}
+
+int gqa_ws_place(struct placed *pl, const struct gqa_conf *g, const struct rope *rope, int rows_max,
+                 int len_max, struct gqa_ws *out, struct err *e)
+{
+    int64_t r = rows_max, nq = (int64_t)g->n_head * g->hd, nk = (int64_t)g->n_kv * g->hd;
+    TRY(rope_place(pl, rope, g->hd, len_max, &out->rope, e));
+    TRY(placed_floats(pl, &out->q, r * nq, e));
+    TRY(placed_floats(pl, &out->k, r * nk, e));
+    TRY(placed_floats(pl, &out->v, r * nk, e));
+    return placed_floats(pl, &out->att, r * nq, e);
+}
+
+struct kv_group gqa_group(const struct gqa_conf *g, int n_layer, int window)
+{
+    return (struct kv_group){.kind = ATTN_GQA,
+                             .n_layer = n_layer,
+                             .n_kv = g->n_kv,
+                             .qk_dim = g->hd,
+                             .v_dim = g->hd,
+                             .k_width = g->n_kv * g->hd,
+                             .v_width = g->n_kv * g->hd,
+                             .window = window,
+                             .dt = DT_F32};
+}
+
+void gqa_need(const struct gqa_conf *g, enum role role, int window, int q_len_max,
+              struct attn_need *out)
+{
+    *out = (struct attn_need){.role = role,
+                              .kind = ATTN_GQA,
+                              .mask = MASK_RANGE,
+                              .graph = q_len_max ? GRAPH_ANY : GRAPH_NEVER,
+                              .kv_type = DT_F32,
+                              .n_head = g->n_head,
+                              .n_kv = g->n_kv,
+                              .dims = {(int16_t)g->hd, (int16_t)g->hd},
+                              .q_len_max = q_len_max,
+                              .window = window,
+                              .cp = 1};
+}
+
+/* ---- the program ---- */
+
+static int rotate(const struct on *o, const struct gqa_conf *g, const struct rope_dev *r, float *x,
+                  int heads, const int32_t *pos)
+{
+    return o->op->rope(o->d, &(struct op_rope){.x = x,
+                                               .pos = pos,
+                                               .cos = r->cos,
+                                               .sin = r->sin,
+                                               .rows = o->rows,
+                                               .heads = heads,
+                                               .dim = g->hd,
+                                               .pos_max = r->len,
+                                               .ldx = (int64_t)heads * g->hd,
+                                               .stride = g->hd});
+}
+
+static int head_norm(const struct on *o, const struct gqa_conf *g, float *x, int heads,
+                     const struct weight *w)
+{
+    int64_t ld = (int64_t)heads * g->hd;
+    return o->op->rmsnorm(o->d, &(struct op_rmsnorm){.out = x,
+                                                     .x = x,
+                                                     .w = *w,
+                                                     .rows = o->rows,
+                                                     .dim = g->hd,
+                                                     .ldx = ld,
+                                                     .ldo = ld,
+                                                     .n_group = heads,
+                                                     .group_stride = g->hd,
+                                                     .group_stride_out = g->hd,
+                                                     .eps = g->eps});
+}
+
+int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
+            const struct gqa_ws *ws, const float *y, float *x, const struct fwd *f, int group,
+            int index, struct err *e)
+{
+    const struct kv_view *kv = &f->kv[group];
+    int nk = g->n_kv * g->hd;
+    void *keys = kv_layer(kv, kv->k, index, nk), *values = kv_layer(kv, kv->v, index, nk);
+    TRY(run_matmul(o, ws->q, y, &l->q, &l->qb, false));
+    TRY(run_matmul(o, ws->k, y, &l->k, &l->kb, false));
+    TRY(run_matmul(o, ws->v, y, &l->v, &l->vb, false));
+    if (l->q_norm.p) {
+        TRY(head_norm(o, g, ws->q, g->n_head, &l->q_norm));
+        TRY(head_norm(o, g, ws->k, g->n_kv, &l->k_norm));
+    }
+    TRY(rotate(o, g, &ws->rope, ws->q, g->n_head, f->row->pos));
+    TRY(rotate(o, g, &ws->rope, ws->k, g->n_kv, f->row->pos));
+    struct op_kv_write w = {.cache = keys,
+                            .dt = kv->dt,
+                            .x = ws->k,
+                            .wslot = f->row->wslot[group],
+                            .rows = o->rows,
+                            .width = nk,
+                            .ldx = nk};
+    TRY(o->op->kv_write(o->d, &w));
+    w.cache = values;
+    w.x = ws->v;
+    TRY(o->op->kv_write(o->d, &w));
+    struct attn_call c = {.role = f->role,
+                          .kind = ATTN_GQA,
+                          .mask = f->mask,
+                          .rows = o->rows,
+                          .n_head = g->n_head,
+                          .n_kv = g->n_kv,
+                          .dims = {(int16_t)g->hd, (int16_t)g->hd},
+                          .q = ws->q,
+                          .ldq = (int64_t)g->n_head * g->hd,
+                          .out = ws->att,
+                          .ldo = (int64_t)g->n_head * g->hd,
+                          .k = keys,
+                          .v = values,
+                          .kv_type = kv->dt,
+                          .slot = f->row->slot,
+                          .first = f->row->first[group],
+                          .last = f->row->last[group],
+                          .table = kv->table,
+                          .pages_max = kv->pages_max,
+                          .page = kv->page,
+                          .scale = (float)(1 / sqrt((double)g->hd)),
+                          .ancestors = f->row->anc,
+                          .row0 = f->row->row0,
+                          .cp_world = 1};
+    TRY(f->attn[group].b->run(f->attn[group].a, &c, e));
+    return run_matmul(o, x, ws->att, &l->o, &l->ob, true);
+}
