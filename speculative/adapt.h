@@ -1,0 +1,42 @@
+/* How deep to draft: the depth with the most expected tokens a microsecond, by measured step times
+ * and measured acceptance. Depth 0 is no drafting at all, so that speculation is never a loss for
+ * long.
+ *
+ * The model: a step of n requests at depth k yields n (1 + sum over i <= k of reach[i]) tokens,
+ * where reach[i] is the share of verified paths whose first i drafts were accepted; it takes
+ * cost[n][k]. Both are running means. Every now and then a few steps run at another depth, so that
+ * a figure that was not used for long is not believed for ever. The choice changes only when the
+ * other side is better by a margin. State of the scheduler thread; no clock and no randomness of
+ * its own. */
+#ifndef SPECD_SPEC_ADAPT_H
+#define SPECD_SPEC_ADAPT_H
+
+#include <stdbool.h>
+
+#include "engine/limits.h"
+
+enum { ADAPT_DEPTHS = 8, ADAPT_SIZES = 12 };
+
+struct adapt {
+    int n;                   /* choices */
+    int depth[ADAPT_DEPTHS]; /* ascending; depth[0] = 0 */
+    double reach[LIM_EMIT];  /* [i]: of paths at least i deep; reach[0] = 1 */
+    bool known[LIM_EMIT];
+    double us[ADAPT_SIZES][ADAPT_DEPTHS]; /* a step's time by log2 of requests; 0: not known */
+    int count[ADAPT_SIZES][ADAPT_DEPTHS]; /* steps measured, saturating */
+    int now;                              /* choice in force */
+    int trial, trial_left;                /* choice tried, steps left of the trial */
+    int since;                            /* steps since the last trial */
+    int next;                             /* the choice to be tried next */
+};
+
+/* Depths 0, 1, … steps / 2, steps as rounds are recorded (runner_depth). */
+void adapt_init(struct adapt *a, int steps);
+/* Depth for the next step, of `reqs` requests that may draft. Once a step. */
+int adapt_depth(struct adapt *a, int reqs);
+/* A step came back: it was planned at `depth`, the step before it too when `steady`. */
+void adapt_time(struct adapt *a, int reqs, int depth, bool steady, double us);
+/* One verify: `deep` drafts were on its longest path, `accepted` of a path were right. */
+void adapt_accept(struct adapt *a, int deep, int accepted);
+
+#endif
