@@ -228,7 +228,7 @@ START_TEST(runs)
     for (int g = 0; g < r.kv.n_group; g++)
         s.set[s.n_set++] = (struct page_set){g, 1, 0, 1};
     s.n_chunk = 1;
-    s.chunk[0] = (struct prefill_chunk){1, 1, 0, 16, 0, true, -1};
+    s.chunk[0] = (struct prefill_chunk){1, 1, 0, 16, 0, true, -1, false};
     s.n_row = 16;
     for (int i = 0; i < 16; i++)
         s.tok[i] = 100 + 7 * i;

@@ -89,7 +89,8 @@ static void start(struct driver *v, int slot, const int32_t *prompt, int n, stru
             set_pages(v, slot, 0, n + 1);
         }
         v->s.n_chunk = 1;
-        v->s.chunk[0] = (struct prefill_chunk){slot, v->gen[slot], 0, k, at, at + k == n, -1};
+        v->s.chunk[0] =
+            (struct prefill_chunk){slot, v->gen[slot], 0, k, at, at + k == n, -1, false};
         v->s.n_row = k;
         memcpy(v->s.tok, prompt + at, (size_t)k * sizeof *prompt);
         step_run(v);
@@ -123,6 +124,7 @@ static void decode(struct driver *v, unsigned mask)
             continue;
         slots[n] = s;
         v->s.req_slot[n] = s;
+        v->s.req_cap[n] = 1;
         v->s.req_gen[n++] = v->gen[s];
         v->len[s]++; /* upper bound: one more token than known */
         set_pages(v, s, v->len[s] - 1, v->len[s]);
