@@ -238,8 +238,8 @@ struct op_slot_update {
 };
 
 /* Verify rows of B requests: request i contributes min(n_rows[slot], req_cap[i]) rows (root, then
- * nodes) when its slot is live and its gen matches, else none; rows from the first one on whose
- * position would be beyond len_max - 1 are left out. Writes req_row0, req_n and all R rows (the
+ * nodes) when its slot is live and its gen matches, else none; rows whose cache entry would be
+ * beyond position len_max - 1 are left out. Writes req_row0, req_n and all R rows (the
  * rest padding). Row j of a request has its cache entry at len + j and the RoPE position len +
  * depth. R must hold the sum; what does not fit is a CHECK failure on the CPU. */
 struct op_rows_build {
@@ -316,7 +316,7 @@ struct ring_rec {
     int32_t fin;                 /* enum fin, of the last token */
     int32_t n_draft, n_accepted; /* drafted rows verified; drafts among the tokens emitted */
     int32_t n_deep;              /* depth of the deepest drafted row */
-    int32_t n_next;              /* rows that wait for the next verify; written by op_spec_note */
+    int32_t n_next;              /* rows that wait for the next verify: 0, then op_spec_note's */
     struct sample_out tok[LIM_EMIT];
 };
 
@@ -416,13 +416,14 @@ static inline int draft_level(int topk, int level) /* first node of a level */
 /* One level of drafting. Logit row i (level 0) or i * topk + b (beam b) gives its topk best tokens
  * as children: value = logit, or, for a request with a temperature, logit / temperature plus the
  * noise with which the target will sample that position (coupled drafting; a token's noise is that
- * of its target id); score = parent's + value - log sum exp(values). Ties go to the lowest id. The
+ * of its target id); score = parent's + value - log sum exp(values). Ties go to the lowest id. A
+ * child whose score is not finite is no node: NaN and -inf logits, and beams without a row. The
  * topk best of the level by score become the beams (level 0: all of them; ties to the lower node).
- * Unless it is the last level, writes the rows of the next pass, [B * topk]: row i * topk + b
- * consumes beam b: at = len + 1 + level * topk + b, pos = len + 1 + level - shift, row0 = len + 1,
- * anc = the scratch rows of its path with its own bit level * topk + b, src = the row of the pass
- * just done whose feature it takes (level 0: tail[i]). Requests with tail[i] < 0, and rows
- * whose token would be at len_max or beyond, give padding. */
+ * Unless it is the last level (it has no beams), writes the rows of the next pass, [B * topk]: row
+ * i * topk + b consumes beam b: at = len + 1 + level * topk + b, pos = len + 1 + level - shift,
+ * row0 = len + 1, anc = the scratch rows of its path with its own bit level * topk + b, src = the
+ * row of the pass just done whose feature it takes (level 0: tail[i]). Requests with tail[i] < 0,
+ * and rows whose token would be at len_max or beyond, give padding. */
 struct op_draft_pick {
     struct slot_arrays s;
     struct draft_tree t;
@@ -433,7 +434,7 @@ struct op_draft_pick {
     const float *logits; /* [B or B * topk, vocab] */
     int64_t ldl;
     const int32_t *d2t; /* [vocab] target id of a draft id; NULL: the same */
-    float *work;        /* [rows of logits, 2 * vocab] */
+    float *work;        /* [rows of logits, 4 * vocab] */
     int reqs, topk, level, vocab, shift;
     bool last;
 };
@@ -451,7 +452,8 @@ struct op_draft_build {
 
 /* Prompt lookup: for a live request i with a matching gen and SPEC_NGRAM, the longest suffix of
  * hist[0 … len] (root included) of n_max … n_min tokens that occurred before, at its latest earlier
- * occurrence; the tokens after it, at most `steps` and spec_max, become a chain of nodes. */
+ * occurrence; the tokens after it, `steps` and at most spec_max, become a chain of nodes. Past the
+ * root they go on with the chain itself, so that a repetition is continued. */
 struct op_draft_ngram {
     struct slot_arrays s;
     const int32_t *req_slot, *req_gen; /* [B] */
@@ -480,8 +482,8 @@ struct op_stamp {
     X(embed)                                                                                       \
     X(rmsnorm) X(matmul) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
-            X(score) X(accept) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick) X(draft_build)              \
-                X(draft_ngram) X(spec_note) X(stamp)
+            X(score) X(accept) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick)               \
+                X(draft_build) X(draft_ngram) X(spec_note) X(stamp)
 /* clang-format on */
 
 #define OP_FIELD(name) int (*name)(struct dev * d, const struct op_##name *a);

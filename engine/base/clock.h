@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+int64_t clock_ns(void);   /* monotonic, nanoseconds */
 int64_t clock_us(void);   /* monotonic, microseconds */
 int64_t clock_unix(void); /* seconds since the epoch */
 int64_t clock_thread_cpu_us(void);

@@ -11,7 +11,7 @@ struct piece {
     enum dev_mem kind;
 };
 
-enum { PIECES_MAX = 64 };
+enum { PIECES_MAX = 80 };
 
 static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out)
 {
@@ -36,6 +36,10 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
     ADD(s->root, S);
     ADD(s->n_rows, S);
     ADD(s->draft, S * LIM_ROWS_PER_REQ);
+    ADD(s->parent, S * LIM_ROWS_PER_REQ);
+    ADD(s->anc, S * LIM_ROWS_PER_REQ);
+    ADD(s->drf_first, S);
+    ADD(s->drf_next, S);
     ADD(s->n_out, S);
     ADD(s->hist, S * (size_t)c->len_max);
     ADD(s->seen, S * ((V + 31) / 32));
@@ -46,6 +50,10 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
     ADD(r->slot, R);
     ADD(r->pos, R);
     ADD(r->req, R);
+    ADD(r->at, R);
+    ADD(r->parent, R);
+    ADD(r->anc, R);
+    ADD(r->row0, R);
     for (int g = 0; g < c->n_group; g++) {
         ADD(r->first[g], R);
         ADD(r->last[g], R);
@@ -53,8 +61,13 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
     }
     ADD(b->req_slot, B);
     ADD(b->req_gen, B);
+    ADD(b->req_cap, B);
     ADD(b->req_row0, B);
     ADD(b->req_n, B);
+    ADD(b->acc.n, B);
+    ADD(b->acc.row, B * LIM_EMIT);
+    ADD(b->acc.tok, B * LIM_EMIT);
+    ADD(b->acc.len, B);
     ADD(b->last_sample, B);
     ADD(b->gather, M);
     ADD(b->hidden, R * H);

@@ -140,11 +140,12 @@ static void gather_row(void *ud, int r)
     const struct job *j = ud;
     const struct op_gather *a = j->a;
     size_t bytes = (size_t)a->dim * sizeof(float);
-    float *out = a->out + (int64_t)r * a->dim;
-    if (a->idx[r] < 0)
+    int from = a->idx ? a->idx[r] : r;
+    float *out = a->out + r * (a->ldo ? a->ldo : a->dim);
+    if (from < 0)
         memset(out, 0, bytes);
     else
-        memcpy(out, a->x + (int64_t)a->idx[r] * a->dim, bytes);
+        memcpy(out, a->x + from * (a->ldx ? a->ldx : a->dim), bytes);
 }
 
 int cpu_do_gather(struct dev *d, const struct op_gather *a)

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "engine/base/check.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/ops.h"
 
@@ -135,6 +136,20 @@ void cpu_weight_row(const struct cpu_isa *isa, float *dst, const struct weight *
 /* Elements of a vector weight (n = 1). */
 void cpu_weight_vec(const struct cpu_isa *isa, float *dst, const struct weight *w, int64_t from,
                     int n);
+
+/* The slot is live and of this generation. */
+static inline bool cpu_slot_ok(const struct slot_arrays *s, int32_t slot, int32_t gen)
+{
+    CHECK(slot >= 0 && slot < s->n_slot);
+    return slot != 0 && s->live[slot] && s->gen[slot] == gen;
+}
+
+static inline void cpu_row_pad(const struct row_arrays *o, int r)
+{
+    o->tok[r] = o->req[r] = o->parent[r] = -1;
+    o->slot[r] = o->pos[r] = o->at[r] = o->row0[r] = 0;
+    o->anc[r] = 0;
+}
 
 #define CPU_DO(name) int cpu_do_##name(struct dev *d, const struct op_##name *a);
 OP_LIST(CPU_DO)

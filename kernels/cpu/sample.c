@@ -3,13 +3,12 @@
  *
  * Top-k, top-p and min-p each keep a prefix of the tokens ordered by (value descending, id
  * ascending), so what is kept is described by one cut: a value and the highest id kept at it. */
-#include "kernels/cpu/internal.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "engine/base/check.h"
 #include "kernels/cpu/fmath.h"
+#include "kernels/cpu/logits.h"
 
 struct cut {
     float v; /* kept: above v, or equal to v with an id <= id */
@@ -56,73 +55,19 @@ static struct cand pop(struct cand *c, int *n)
 
 /* ---- log probabilities ---- */
 
-/* Log softmax parts of a row: largest value and log of the sum, NaN counted as -inf. */
-struct lse {
-    float max;
-    double log_sum;
-};
-
-static double lane_sum(double *acc)
+static float logprob(const struct cpu_lse *e, float l)
 {
-    for (int w = CPU_LANES / 2; w >= 1; w /= 2)
-        for (int i = 0; i < w; i++)
-            acc[i] += acc[i + w];
-    return acc[0];
-}
-
-/* e[i] = exp(z[i] - max), z without NaN; returns the sum. `e` has room for cpu_pad(n). */
-static double exp_row(const struct cpu_isa *isa, float *e, const float *z, int n, float max)
-{
-    double acc[CPU_LANES];
-    if (e != z)
-        memcpy(e, z, (size_t)n * sizeof *e);
-    for (int i = n; i < cpu_pad(n); i++)
-        e[i] = -INFINITY;
-    isa->exp_sum(e, cpu_pad(n), max, acc);
-    return lane_sum(acc);
-}
-
-static struct lse row_lse(const struct cpu_isa *isa, const float *l, int n, float *e)
-{
-    struct lse r = {isa->max(l, n, NULL), 0};
-    isa->clean(e, l, n);
-    r.log_sum = log(exp_row(isa, e, e, n, r.max));
-    return r;
-}
-
-static float logprob(const struct lse *e, float l)
-{
-    return (float)((double)l - (double)e->max - e->log_sum);
+    return (float)cpu_log_prob(e, l == l ? l : -INFINITY);
 }
 
 /* The n best tokens by raw logit, into out. */
 static void top_n(const struct cpu_isa *isa, struct sample_out *out, const float *l, int vocab,
-                  int n, const struct lse *e)
+                  int n, const struct cpu_lse *e)
 {
-    enum { BLOCK = 64 };
-    n = n < LIM_LOGPROBS ? n : LIM_LOGPROBS;
-    n = n < vocab ? n : vocab;
-    int k = 0;
     float val[LIM_LOGPROBS];
-    for (int b = 0; b < vocab && n > 0; b += BLOCK) {
-        int m = vocab - b < BLOCK ? vocab - b : BLOCK;
-        if (k == n && !(isa->max(l + b, m, NULL) > val[n - 1]))
-            continue;
-        for (int i = b; i < b + m; i++) {
-            float v = l[i] == l[i] ? l[i] : -INFINITY;
-            if (k == n && !(v > val[n - 1]))
-                continue;
-            int j = k < n ? k++ : n - 1;
-            for (; j > 0 && v > val[j - 1]; j--) {
-                val[j] = val[j - 1];
-                out->top_id[j] = out->top_id[j - 1];
-            }
-            val[j] = v;
-            out->top_id[j] = i;
-        }
-    }
-    out->n_top = k;
-    for (int j = 0; j < k; j++)
+    n = n < LIM_LOGPROBS ? n : LIM_LOGPROBS;
+    out->n_top = cpu_top_k(isa, l, vocab, n, val, out->top_id);
+    for (int j = 0; j < out->n_top; j++)
         out->top_logprob[j] = logprob(e, val[j]);
 }
 
@@ -136,16 +81,18 @@ static int in_list(const int32_t *p, int n, int32_t v)
     return k;
 }
 
-/* Drafted tokens on the path to the row: not in seen and count yet, known from their positions. */
-static int draft_path(const struct op_sample *a, int row, const int32_t **path)
+/* Drafted tokens on the path to the row: not in seen and count yet, known from their positions.
+ * Returns how many it wrote to path. */
+static int draft_path(const struct op_sample *a, int row, int32_t *path)
 {
-    int slot = a->rows.slot[row], pos = a->rows.pos[row];
-    int known = a->s.params[slot].n_prompt + a->s.n_out[slot];
-    int n = pos - known + 1;
-    n = n > 0 ? n : 0;
-    CHECK(n < LIM_ROWS_PER_REQ && n <= row);
-    *path = a->rows.tok + row + 1 - n;
-    return n;
+    int slot = a->rows.slot[row];
+    int n = a->rows.pos[row] - (a->s.params[slot].n_prompt + a->s.n_out[slot]) + 1;
+    CHECK(n < LIM_ROWS_PER_REQ);
+    for (int i = 0; i < n; i++, row = a->rows.parent[row]) {
+        CHECK(row >= 0);
+        path[i] = a->rows.tok[row];
+    }
+    return n > 0 ? n : 0;
 }
 
 static void penalise(float *z, int32_t id, const struct slot_params *p, int count)
@@ -163,8 +110,8 @@ static void penalties(const struct op_sample *a, int row, float *z)
     const struct slot_params *p = &a->s.params[slot];
     if (p->repetition == 1.0f && p->presence == 0.0f && p->frequency == 0.0f)
         return;
-    const int32_t *path;
-    int n_path = draft_path(a, row, &path);
+    int32_t path[LIM_ROWS_PER_REQ];
+    int n_path = draft_path(a, row, path);
     int words = (a->s.vocab + 31) / 32;
     const uint32_t *seen = a->s.seen + (int64_t)slot * words;
     const uint16_t *count = a->s.count + (int64_t)slot * a->s.vocab;
@@ -297,7 +244,7 @@ static struct cut find_cut(const struct cpu_isa *isa, const struct slot_params *
     if (p->top_k > 0 && p->top_k < n)
         cut = cut_k(z, n, max, p->top_k, c);
     if (p->top_p < 1.0f || p->min_p > 0)
-        exp_row(isa, work, z, n, max);
+        cpu_exp_row(isa, work, z, n, max);
     if (p->top_p < 1.0f)
         cut = cut_p(z, work, n, max, (double)p->top_p, cut, c);
     if (p->min_p > 0)
@@ -390,9 +337,8 @@ static void sample_row(void *ud, int m)
     out->token = sample_token(job->d, a, m, row, work);
     if (p->n_logprobs >= 0) {
         const float *l = a->logits + m * a->ldl;
-        struct lse e = row_lse(job->d->isa, l, n, work);
-        float v = l[out->token];
-        out->logprob = logprob(&e, v == v ? v : -INFINITY);
+        struct cpu_lse e = cpu_row_lse(job->d->isa, l, n, work);
+        out->logprob = logprob(&e, l[out->token]);
         top_n(job->d->isa, out, l, n, p->n_logprobs, &e);
     }
 }
@@ -419,9 +365,8 @@ static void score_row(void *ud, int m)
         return;
     CHECK(a->tok[m] < a->vocab);
     isa->max(l, a->vocab, &out->bad);
-    struct lse e = row_lse(isa, l, a->vocab, cpu_panel(job->d));
-    float v = l[a->tok[m]];
-    out->logprob = logprob(&e, v == v ? v : -INFINITY);
+    struct cpu_lse e = cpu_row_lse(isa, l, a->vocab, cpu_panel(job->d));
+    out->logprob = logprob(&e, l[a->tok[m]]);
     top_n(isa, out, l, a->vocab, a->n_top[m], &e);
 }
 

@@ -26,13 +26,7 @@ static void note_token(const struct slot_arrays *s, int i, int pos, int32_t tok,
         ++*c;
 }
 
-static bool slot_ok(const struct slot_arrays *s, int32_t slot, int32_t gen)
-{
-    CHECK(slot >= 0 && slot < s->n_slot);
-    return slot != 0 && s->live[slot] && s->gen[slot] == gen;
-}
-
-static void slot_begin(const struct slot_arrays *s, const struct slot_start *b)
+static void slot_begin(const struct slot_arrays *s, const struct slot_start *b, int drf_begin)
 {
     int32_t i = b->slot;
     CHECK(i > 0 && i < s->n_slot);
@@ -41,6 +35,7 @@ static void slot_begin(const struct slot_arrays *s, const struct slot_start *b)
     s->len[i] = 0;
     s->root[i] = -1;
     s->n_rows[i] = 1;
+    s->drf_first[i] = s->drf_next[i] = drf_begin;
     s->n_out[i] = b->params.n_out;
     memset(s->seen + (int64_t)i * seen_words(s), 0, (size_t)seen_words(s) * sizeof *s->seen);
     memset(s->count + (int64_t)i * s->vocab, 0, (size_t)s->vocab * sizeof *s->count);
@@ -55,7 +50,7 @@ int cpu_do_slot_update(struct dev *d, const struct op_slot_update *a)
         a->s.live[a->stop[i]] = 0;
     }
     for (int i = 0; i < *a->n_start; i++)
-        slot_begin(&a->s, &a->start[i]);
+        slot_begin(&a->s, &a->start[i], a->drf_begin);
     for (int i = 0; i < *a->n_set; i++) {
         const struct page_set *p = &a->set[i];
         CHECK(p->group >= 0 && p->group < a->n_group);
@@ -66,6 +61,24 @@ int cpu_do_slot_update(struct dev *d, const struct op_slot_update *a)
     return OK;
 }
 
+/* Row `r` of the call: request i's j-th. */
+static void build_row(const struct op_rows_build *a, int r, int i, int j)
+{
+    const struct slot_arrays *s = &a->s;
+    const struct row_arrays *o = &a->out;
+    int slot = a->req_slot[i];
+    int64_t node = (int64_t)slot * LIM_ROWS_PER_REQ + j - 1;
+    CHECK(j == 0 || (s->parent[node] >= 0 && s->parent[node] < j));
+    o->tok[r] = j ? s->draft[node] : s->root[slot];
+    o->slot[r] = slot;
+    o->req[r] = i;
+    o->at[r] = s->len[slot] + j;
+    o->parent[r] = j ? r - j + s->parent[node] : -1;
+    o->anc[r] = j ? s->anc[node] : 1;
+    o->row0[r] = s->len[slot];
+    o->pos[r] = s->len[slot] + __builtin_popcountll(o->anc[r]) - 1;
+}
+
 int cpu_do_rows_build(struct dev *d, const struct op_rows_build *a)
 {
     (void)d;
@@ -74,10 +87,11 @@ int cpu_do_rows_build(struct dev *d, const struct op_rows_build *a)
     for (int i = 0; i < a->reqs; i++) {
         int32_t slot = a->req_slot[i];
         int n = 0;
-        if (slot_ok(s, slot, a->req_gen[i])) {
+        if (cpu_slot_ok(s, slot, a->req_gen[i])) {
             n = s->n_rows[slot];
             CHECK(n >= 1 && n <= LIM_ROWS_PER_REQ);
-            /* a row past the last position could only sample a token past the length limit */
+            if (a->req_cap && n > a->req_cap[i])
+                n = a->req_cap[i];
             int room = s->len_max - s->len[slot];
             n = n < room ? n : room;
             CHECK(n >= 1);
@@ -85,19 +99,11 @@ int cpu_do_rows_build(struct dev *d, const struct op_rows_build *a)
         CHECK(r + n <= a->rows);
         a->req_row0[i] = r;
         a->req_n[i] = n;
-        for (int j = 0; j < n; j++, r++) {
-            a->out.tok[r] = j ? s->draft[(int64_t)slot * LIM_ROWS_PER_REQ + j - 1] : s->root[slot];
-            a->out.slot[r] = slot;
-            a->out.pos[r] = s->len[slot] + j;
-            a->out.req[r] = i;
-        }
+        for (int j = 0; j < n; j++, r++)
+            build_row(a, r, i, j);
     }
-    for (; r < a->rows; r++) {
-        a->out.tok[r] = -1;
-        a->out.slot[r] = 0;
-        a->out.pos[r] = 0;
-        a->out.req[r] = -1;
-    }
+    for (; r < a->rows; r++)
+        cpu_row_pad(&a->out, r);
     return OK;
 }
 
@@ -123,13 +129,14 @@ int cpu_do_rows_place(struct dev *d, const struct op_rows_place *a)
             a->wslot[r] = -1;
             continue;
         }
-        int pos = a->pos[r], last = pos + 1;
-        CHECK(pos >= 0 && pos / a->page < a->pages_max);
-        int32_t page = a->table[(int64_t)a->slot[r] * a->pages_max + pos / a->page];
+        int at = a->at[r], from = a->from ? a->from[a->slot[r]] : 0;
+        int first = a->window > 0 ? a->pos[r] + 1 - a->window : 0;
+        CHECK(at >= 0 && at / a->page < a->pages_max);
+        int32_t page = a->table[(int64_t)a->slot[r] * a->pages_max + at / a->page];
         CHECK(page >= 0);
-        a->last[r] = last;
-        a->first[r] = a->window > 0 && last > a->window ? last - a->window : 0;
-        a->wslot[r] = page * a->page + pos % a->page;
+        a->last[r] = at + 1;
+        a->first[r] = first > from ? first : from;
+        a->wslot[r] = page * a->page + at % a->page;
     }
     return OK;
 }
@@ -149,7 +156,7 @@ static enum fin emit(const struct slot_arrays *s, int slot, int pos, const struc
                      struct ring_rec *rec)
 {
     const struct slot_params *p = &s->params[slot];
-    CHECK(t->token >= 0 && rec->n < LIM_ROWS_PER_REQ);
+    CHECK(t->token >= 0 && rec->n < LIM_EMIT);
     rec->tok[rec->n++] = *t;
     int before = s->n_out[slot]++;
     note_token(s, slot, pos, t->token, true);
@@ -160,21 +167,43 @@ static enum fin emit(const struct slot_arrays *s, int slot, int pos, const struc
     return FIN_NONE;
 }
 
+/* The first child of row r among the request's rows (up to `end`) that holds the token; -1. */
+static int child_of(const struct row_arrays *rows, int r, int end, int32_t tok)
+{
+    for (int c = r + 1; c < end; c++)
+        if (rows->parent[c] == r && rows->tok[c] == tok)
+            return c;
+    return -1;
+}
+
+/* Emits the sample of row r and notes it for the work after this; position len is row0's. */
+static enum fin emit_row(const struct op_accept *a, int i, int r, const struct sample_out *t,
+                         struct ring_rec *rec)
+{
+    int64_t k = (int64_t)i * LIM_EMIT + rec->n;
+    a->out.row[k] = r;
+    a->out.tok[k] = t->token;
+    return emit(&a->s, a->req_slot[i], a->out.len[i] + 1 + rec->n, t, rec);
+}
+
 static void accept_verify(const struct op_accept *a, int i, struct ring_rec *rec)
 {
     const struct slot_arrays *s = &a->s;
-    int slot = a->req_slot[i], row0 = a->req_row0[i], n = a->req_n[i], len = s->len[slot];
+    int slot = a->req_slot[i], row0 = a->req_row0[i], end = row0 + a->req_n[i];
     enum fin fin = FIN_NONE;
-    for (int j = 0; j < n && fin == FIN_NONE; j++) {
-        const struct sample_out *t = &a->sample[row0 + j];
-        fin = emit(s, slot, len + j + 1, t, rec);
-        if (j + 1 == n || a->rows.tok[row0 + j + 1] != t->token)
-            break;
+    a->out.len[i] = s->len[slot];
+    for (int r = row0; r >= 0 && fin == FIN_NONE && rec->n < LIM_EMIT;) {
+        fin = emit_row(a, i, r, &a->sample[r], rec);
+        r = child_of(&a->rows, r, end, a->sample[r].token);
     }
     rec->fin = fin;
-    rec->n_draft = n - 1;
+    rec->n_draft = end - row0 - 1;
     rec->n_accepted = rec->n - 1;
-    s->len[slot] = len + rec->n;
+    for (int r = row0; r < end; r++) {
+        int depth = __builtin_popcountll(a->rows.anc[r]) - 1;
+        rec->n_deep = depth > rec->n_deep ? depth : rec->n_deep;
+    }
+    s->len[slot] += rec->n;
     s->root[slot] = rec->tok[rec->n - 1].token;
 }
 
@@ -183,10 +212,11 @@ static void accept_prefill(const struct op_accept *a, int i, struct ring_rec *re
     const struct slot_arrays *s = &a->s;
     int slot = a->req_slot[i];
     s->len[slot] += a->req_n[i];
+    a->out.len[i] = s->len[slot] - 1;
     if (a->last_sample[i] < 0)
         return;
     const struct sample_out *t = &a->sample[a->last_sample[i]];
-    rec->fin = emit(s, slot, s->len[slot], t, rec);
+    rec->fin = emit_row(a, i, a->req_row0[i] + a->req_n[i] - 1, t, rec);
     s->root[slot] = t->token;
 }
 
@@ -202,13 +232,15 @@ int cpu_do_accept(struct dev *d, const struct op_accept *a)
         rec->slot = slot;
         rec->gen = a->req_gen[i];
         rec->step = *a->step;
-        rec->n = rec->fin = rec->n_draft = rec->n_accepted = 0;
-        if (!slot_ok(s, slot, a->req_gen[i]) || a->req_n[i] <= 0)
+        rec->n = rec->fin = rec->n_draft = rec->n_accepted = rec->n_deep = rec->n_next = 0;
+        a->out.n[i] = a->out.len[i] = 0;
+        if (!cpu_slot_ok(s, slot, a->req_gen[i]) || a->req_n[i] <= 0)
             continue;
         if (a->prefill)
             accept_prefill(a, i, rec);
         else
             accept_verify(a, i, rec);
+        a->out.n[i] = rec->n;
         s->n_rows[slot] = 1;
         if (rec->fin != FIN_NONE)
             s->live[slot] = 0;

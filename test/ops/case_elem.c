@@ -204,10 +204,22 @@ void case_gather(const struct t_devs *t, struct rng *r)
     for (int i = 0; i < R; i++)
         if (idx[i] >= 0)
             memcpy(want + i * D, x + idx[i] * D, D * sizeof(float));
-    struct op_gather a = {out, x, idx, R, D};
+    struct op_gather a = {.out = out, .x = x, .idx = idx, .rows = R, .dim = D};
     struct t_out o = {out, sizeof want};
     t_everywhere(t, "gather", t_call_gather, &a, &o, 1);
     t_same_bits("gather", want, out, sizeof want);
+    /* the middle of rows, in order, into a wider output that keeps its edges */
+    enum { N = 4, PART = 20, LDO = 50 };
+    float *wide = t_randf(r, N * LDO, 1), *edge = mem_dup(wide, N * LDO * sizeof *wide);
+    struct op_gather b = {
+        .out = wide + 3, .x = x + 7, .rows = N, .dim = PART, .ldx = D, .ldo = LDO};
+    struct t_out ob = {wide, N * LDO * sizeof *wide};
+    t_everywhere(t, "gather, strided", t_call_gather, &b, &ob, 1);
+    for (int i = 0; i < N; i++)
+        memcpy(edge + i * LDO + 3, x + i * D + 7, PART * sizeof *x);
+    t_same_bits("gather, strided", edge, wide, N * LDO * sizeof *wide);
+    mem_free(wide);
+    mem_free(edge);
     mem_free(x);
     mem_free(out);
 }

@@ -34,17 +34,20 @@ static struct bed bed_new(int m, int v, int n_slot)
     struct bed b = {.m = m, .v = v, .n_slot = n_slot};
     int s = n_slot + 1;
     b.logits = MEM_ARRAY(float, m *v);
-    b.ints = MEM_ARRAY(int32_t, 4 * m + 2 * s);
+    b.ints = MEM_ARRAY(int32_t, 5 * m + 2 * s);
     b.a = (struct op_sample){.logits = b.logits,
                              .ldl = v,
                              .m = m,
                              .vocab = v,
                              .out = MEM_ARRAY(struct sample_out, m),
                              .work = MEM_ARRAY(float, m * 4 * v)};
-    b.a.rows = (struct row_arrays){
-        .tok = b.ints, .slot = b.ints + m, .pos = b.ints + 2 * m, .req = b.ints + 3 * m};
-    b.a.s = (struct slot_arrays){.n_out = b.ints + 4 * m,
-                                 .len = b.ints + 4 * m + s,
+    b.a.rows = (struct row_arrays){.tok = b.ints,
+                                   .slot = b.ints + m,
+                                   .pos = b.ints + 2 * m,
+                                   .req = b.ints + 3 * m,
+                                   .parent = b.ints + 4 * m};
+    b.a.s = (struct slot_arrays){.n_out = b.ints + 5 * m,
+                                 .len = b.ints + 5 * m + s,
                                  .seen = MEM_ARRAY(uint32_t, s * ((v + 31) / 32)),
                                  .count = MEM_ARRAY(uint16_t, s * v),
                                  .params = MEM_ARRAY(struct slot_params, s),
@@ -354,6 +357,7 @@ START_TEST(drafts_count)
     for (int j = 0; j < 4; j++) {
         b.a.rows.pos[j] = 5 + j;          /* prompt 4, outputs 2: the root is at 5 */
         b.a.rows.tok[j] = j == 0 ? 6 : j; /* drafts 1, 2, 3 */
+        b.a.rows.parent[j] = j - 1;
         for (int i = 0; i < 8; i++)
             b.logits[j * 8 + i] = (float)(8 - (i == 7 ? 20 : i)); /* 0 best, then 1, 2, 3, … */
     }
@@ -391,6 +395,71 @@ START_TEST(drafts_count)
     for (int j = 0; j < 4; j++)
         ck_assert_int_eq(b.a.out[j].token, 0);
     bed_free(&b);
+}
+END_TEST
+
+/* Rows of a tree: penalties follow the row's own path, not the rows beside it. */
+START_TEST(tree_drafts_count)
+{
+    /* root; 0 and 1 below it; 1 below the 0, 0 below the 1; then 2 below the last */
+    static const int parent[] = {-1, 0, 0, 1, 2, 4}, tok[] = {6, 0, 1, 1, 0, 2};
+    static const int depth[] = {0, 1, 1, 2, 2, 3}, want[] = {0, 1, 0, 2, 2, 3};
+    struct bed b = bed_new(6, 8, 1);
+    for (int j = 0; j < 6; j++) {
+        b.a.rows.pos[j] = 5 + depth[j];
+        b.a.rows.tok[j] = tok[j];
+        b.a.rows.parent[j] = parent[j];
+        for (int i = 0; i < 8; i++)
+            b.logits[j * 8 + i] = (float)(8 - i);
+    }
+    b.a.s.params[1].presence = 100;
+    bed_run(&g_devs, &b);
+    for (int j = 0; j < 6; j++)
+        ck_assert_int_eq(b.a.out[j].token, want[j]);
+    bed_free(&b);
+}
+END_TEST
+
+/* Random trees: each row samples as a row of its own whose path was emitted before. */
+START_TEST(tree_rows_alone)
+{
+    enum { N = 64, V = 40 };
+    struct rng r = {31};
+    for (int round = 0; round < 20; round++) {
+        struct bed b = bed_new(N, V, 1), one = bed_new(1, V, 1);
+        struct slot_params *p = &b.a.s.params[1];
+        *p = random_params(&r, V);
+        p->repetition = 1.3f;
+        p->frequency = 0.4f;
+        p->n_prompt = 3;
+        p->min_out = 6;
+        b.a.s.n_out[1] = 3;
+        for (int i = 0; i < N * V; i++)
+            b.logits[i] = (float)rng_normal(&r) * 2;
+        for (int i = 0; i < 10; i++)
+            bed_seen(&b, 1, (int)rng_below(&r, V), (int)rng_below(&r, 3));
+        for (int j = 0; j < N; j++) {
+            b.a.rows.parent[j] = j ? (int)rng_below(&r, (uint64_t)j) : -1;
+            b.a.rows.pos[j] = j ? b.a.rows.pos[b.a.rows.parent[j]] + 1 : 5;
+            b.a.rows.tok[j] = (int)rng_below(&r, V);
+        }
+        bed_run(&g_devs, &b);
+        for (int j = 0; j < N; j++) {
+            memcpy(one.logits, b.logits + j * V, V * sizeof(float));
+            memcpy(one.a.s.seen, b.a.s.seen, 2 * ((V + 31) / 32) * sizeof(uint32_t));
+            memcpy(one.a.s.count, b.a.s.count, 2 * V * sizeof(uint16_t));
+            one.a.s.params[1] = *p;
+            one.a.rows.pos[0] = b.a.rows.pos[j];
+            one.a.s.n_out[1] = b.a.rows.pos[j] + 1 - p->n_prompt;
+            for (int x = j; x > 0; x = b.a.rows.parent[x]) {
+                int tok = b.a.rows.tok[x];
+                bed_seen(&one, 1, tok, one.a.s.count[V + tok] + 1);
+            }
+            ck_assert_int_eq(greedy(&one), b.a.out[j].token);
+        }
+        bed_free(&b);
+        bed_free(&one);
+    }
 }
 END_TEST
 
@@ -688,6 +757,8 @@ Suite *suite_sample(void)
     tcase_add_test(t, order_of_penalties);
     tcase_add_test(t, bias_and_mask);
     tcase_add_test(t, drafts_count);
+    tcase_add_test(t, tree_drafts_count);
+    tcase_add_test(t, tree_rows_alone);
     tcase_add_test(t, broken_logits);
     tcase_add_test(t, padding_and_index);
     tcase_add_test(t, raw_logprobs);

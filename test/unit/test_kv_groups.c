@@ -267,6 +267,7 @@ static void step(struct rig *m, int i, int n)
         struct op_rows_place p = {.slot = m->slot,
                                   .pos = m->pos,
                                   .tok = m->tok,
+                                  .at = m->pos,
                                   .first = m->first[g],
                                   .last = m->last[g],
                                   .wslot = m->wslot[g],
