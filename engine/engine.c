@@ -179,6 +179,12 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .n_eos = mi->n_eos,
         .has_text = g->tok != NULL,
         .token_bytes_max = g->tok ? tok_longest(g->tok) : 0,
+        .spec_name = wi->spec_name,
+        .spec_rows = wi->spec.rows,
+        .spec_steps = wi->spec.steps,
+        .spec_topk = wi->spec.topk,
+        .spec_ngram = wi->spec.ngram_max > 0,
+        .spec_model = wi->spec_model,
         .defaults = {.temperature = mi->temperature,
                      .top_p = mi->top_p,
                      .min_p = mi->min_p,
@@ -187,7 +193,11 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
                      .max_tokens = sched_len_max(g->sched),
                      .n_logprobs = -1,
                      .n_prompt_logprobs = -1,
-                     .skip_special = true},
+                     .skip_special = true,
+                     .spec_mode = wi->spec_model           ? SPEC_MODEL
+                                  : wi->spec.ngram_max > 0 ? SPEC_NGRAM
+                                                           : SPEC_OFF,
+                     .spec_max = wi->spec.rows - 1},
     };
     for (int i = 0; i < mi->n_group; i++)
         o->kv_pages = wi->n_page[i] > o->kv_pages ? wi->n_page[i] : o->kv_pages;

@@ -33,9 +33,15 @@ struct engine_conf {
     int block_size;             /* tokens a page; 0: derived */
     int64_t kv_cache_tokens; /* capacity in tokens; 0: max_num_seqs * max_model_len within 4 GiB */
     int max_queued_requests; /* waiting, 512 */
-    const char *attention_backend; /* NULL: chosen */
-    bool overlap_off;              /* one step in flight instead of two */
-    uint64_t seed;                 /* base of seeds for requests without one; 0: random */
+    const char *attention_backend;       /* NULL: chosen */
+    const char *speculative;             /* NULL: off; auto, or an algorithm's name */
+    const char *draft;                   /* directory of a drafter; NULL: none */
+    int spec_steps, spec_topk;           /* S, K; 0: the algorithm's */
+    int spec_tokens;                     /* N: rows of a request in one verify, root included; 0 */
+    int spec_ngram_min, spec_ngram_max;  /* suffix lengths of prompt lookup; 0: its own */
+    const char *draft_attention_backend; /* NULL: chosen */
+    bool overlap_off;                    /* one step in flight instead of two */
+    uint64_t seed;                       /* base of seeds for requests without one; 0: random */
 };
 
 /* Neutral values over the model's generation_config defaults. */
@@ -79,8 +85,11 @@ struct engine_info {
     int32_t bos;
     int n_eos;
     int32_t eos[16];
-    bool has_text;          /* there is a vocabulary */
-    size_t token_bytes_max; /* longest token, for pre-checks of text length */
+    bool has_text;                        /* there is a vocabulary */
+    size_t token_bytes_max;               /* longest token, for pre-checks of text length */
+    const char *spec_name;                /* the algorithm in use; "off" */
+    int spec_rows, spec_steps, spec_topk; /* N, S, K; 1, 0, 1 without one */
+    bool spec_ngram, spec_model;          /* a request may draft by lookup; by the drafter */
     struct gen_params defaults;
 };
 const struct engine_info *engine_info(const struct engine *g);

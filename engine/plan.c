@@ -67,6 +67,25 @@ static int plan_lengths(const struct engine_conf *c, const struct model_info *mi
     return OK;
 }
 
+/* What the algorithms themselves cannot see; they check the rest in their shape(). */
+static int plan_spec(struct spec_conf *s, const struct engine_conf *c, struct err *e)
+{
+    const char *method = c->speculative ? c->speculative : "off";
+    bool network = strcmp(method, "off") != 0 && strcmp(method, "ngram") != 0;
+    if (c->draft_attention_backend && !network)
+        return FAIL(e, E_INVAL,
+                    "draft_attention_backend is %s, but speculative is %s and runs no drafter",
+                    c->draft_attention_backend, method);
+    *s = (struct spec_conf){.method = method,
+                            .draft_dir = c->draft,
+                            .steps = c->spec_steps,
+                            .topk = c->spec_topk,
+                            .tokens = c->spec_tokens,
+                            .ngram_min = c->spec_ngram_min,
+                            .ngram_max = c->spec_ngram_max};
+    return OK;
+}
+
 int plan_worker(struct worker_conf *w, const struct engine_conf *c, struct err *e)
 {
     TRY(plan_take(c->threads, online_cores(), 1, 1024, "threads", &w->threads, e));
@@ -83,6 +102,8 @@ int plan_worker(struct worker_conf *w, const struct engine_conf *c, struct err *
     w->device = c->device ? c->device : "auto";
     w->block_size = c->block_size;
     w->attention_backend = c->attention_backend;
+    w->draft_attention_backend = c->draft_attention_backend;
+    TRY(plan_spec(&w->spec, c, e));
     struct model *m; /* headers only: its sizes are needed before the worker opens it */
     struct model_conf mc = {.path = c->model, .dummy = c->dummy, .n_layer = c->num_layers};
     TRY(model_open_conf(&m, &mc, e));

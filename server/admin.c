@@ -171,7 +171,7 @@ static void put_infos(struct buf *b, const struct server *s)
     info_label(b, "device", i->device);
     info_int(b, "max_model_len", i->max_model_len);
     info_int(b, "max_num_seqs", i->max_num_seqs);
-    info_label(b, "spec_method", "off");
+    info_label(b, "spec_method", i->spec_name);
     buf_str(b, "} 1\n");
     info_open(b, s, "specd_cache_config_info", "KV memory.");
     info_int(b, "block_size", i->page);

@@ -267,10 +267,12 @@ int cli_tokenize(const struct config *c)
         buf_done(&text);
         return 1;
     }
-    struct config small = *c; /* only the vocabulary is wanted: little KV memory */
+    static char off[] = "off";
+    struct config small = *c; /* only the vocabulary is wanted: little KV memory, no drafter */
     small.max_num_seqs = 1;
     small.max_num_batched_tokens = 16;
     small.threads = 1;
+    small.speculative = off;
     struct cli_engine *ce = cli_open(&small);
     if (!ce) {
         buf_done(&text);

@@ -30,12 +30,15 @@
 
 static struct usage usage_of(const struct gen *g)
 {
-    struct usage u = {0};
+    struct usage u = {.spec = g->q.p.spec_mode != SPEC_OFF && g->q.p.spec_max > 0};
     for (size_t i = 0; i < g->q.n_prompt; i++)
         u.prompt += (int64_t)g->q.prompt[i].n_ids;
     for (size_t i = 0; i < g->n; i++) {
         u.completion += g->c[i].n_out;
         u.cached += g->c[i].n_cached;
+        u.verifies += g->c[i].n_verify;
+        u.drafted += g->c[i].n_draft;
+        u.accepted += g->c[i].n_accepted;
     }
     return u;
 }
@@ -75,6 +78,7 @@ static void emit(struct choice *c, const char *text, size_t n_text)
     }
     if (g->q.continuous_usage) {
         u = usage_of(g);
+        u.spec = false; /* a sequence's counts come with its end */
         k.usage = &u;
     }
     chunk_put(sse_buf(g->r->sse), &g->render, &k);
@@ -272,6 +276,9 @@ static void take_done(struct choice *c, const struct gen_evt *e)
     else if (e->finish == FINISH_STOP && !e->stop_is_eos)
         c->ending.stop_id = e->stop_id;
     c->n_cached = e->stats.n_cached;
+    c->n_verify = e->stats.n_verify;
+    c->n_draft = e->stats.n_draft;
+    c->n_accepted = e->stats.n_accepted;
     c->seed = e->stats.seed;
     g->n_done++;
     if (g->finished)

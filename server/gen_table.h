@@ -19,11 +19,12 @@ struct choice {
     bool live;     /* in the table: its final event is still to come */
     bool started, done, role_sent;
     int n_out, n_cached;
-    uint64_t seed;    /* the one used, once it is done */
-    int64_t last_us;  /* last token */
-    struct buf text;  /* echo not yet sent; the whole text when not streaming */
-    struct buf ids;   /* return_token_ids: not yet sent, comma separated */
-    struct lp_acc lp; /* not yet sent */
+    int n_verify, n_draft, n_accepted; /* once it is done */
+    uint64_t seed;                     /* the one used, once it is done */
+    int64_t last_us;                   /* last token */
+    struct buf text;                   /* echo not yet sent; the whole text when not streaming */
+    struct buf ids;                    /* return_token_ids: not yet sent, comma separated */
+    struct lp_acc lp;                  /* not yet sent */
     struct ending ending;
 };
 

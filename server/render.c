@@ -215,6 +215,22 @@ void lp_put(struct buf *out, struct lp_acc *a, bool chat)
 
 /* ---- usage and endings ---- */
 
+static void put_speculation(struct buf *out, const struct usage *u)
+{
+    LIT(out, ",\"speculation\":{\"verifies\":");
+    jw_int(out, u->verifies);
+    LIT(out, ",\"drafted\":");
+    jw_int(out, u->drafted);
+    LIT(out, ",\"accepted\":");
+    jw_int(out, u->accepted);
+    LIT(out, ",\"mean_accepted_length\":");
+    if (u->verifies)
+        jw_num(out, 1 + (double)u->accepted / (double)u->verifies);
+    else
+        LIT(out, "null");
+    buf_char(out, '}');
+}
+
 void usage_put(struct buf *out, const struct usage *u)
 {
     LIT(out, "{\"prompt_tokens\":");
@@ -225,7 +241,10 @@ void usage_put(struct buf *out, const struct usage *u)
     jw_int(out, u->prompt + u->completion);
     LIT(out, ",\"prompt_tokens_details\":{\"cached_tokens\":");
     jw_int(out, u->cached);
-    LIT(out, "},\"completion_tokens_details\":{\"reasoning_tokens\":0}}");
+    LIT(out, "},\"completion_tokens_details\":{\"reasoning_tokens\":0}");
+    if (u->spec)
+        put_speculation(out, u);
+    buf_char(out, '}');
 }
 
 void ending_put(struct buf *out, const struct ending *e)

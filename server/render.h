@@ -39,6 +39,8 @@ void lp_put(struct buf *out, struct lp_acc *a, bool chat);
 
 struct usage {
     int64_t prompt, completion, cached;
+    bool spec; /* drafts were possible; the counts are those of the ended sequences */
+    int64_t verifies, drafted, accepted;
 };
 void usage_put(struct buf *out, const struct usage *u); /* the object */
 

@@ -121,9 +121,6 @@ static bool is_neutral(const json_t *v, const struct field_rule *r)
     case RULE_LIST_TEXT:
         return json_is_array(v) && json_array_size(v) == 1 &&
                is_word(json_array_get(v, 0), "text", "text");
-    case RULE_MODE_OFF:
-        t = json_is_object(v) ? js_get(v, "mode") : NULL;
-        return json_is_object(v) && (!t || is_word(t, "off", "auto"));
     default:
         return true;
     }
@@ -376,6 +373,64 @@ static int parse_stream(struct api_req *q, struct api_err *e)
     return OK;
 }
 
+static int parse_mode(struct api_req *q, const json_t *v, const struct api_env *env,
+                      struct api_err *e)
+{
+    if (!json_is_string(v))
+        return api_bad_type(e, "speculation.mode", "a string", v);
+    const char *s = json_string_value(v);
+    if (!strcmp(s, "auto"))
+        q->p.spec_mode = env->defaults.spec_mode;
+    else if (!strcmp(s, "off"))
+        q->p.spec_mode = SPEC_OFF;
+    else if (env->spec_ngram && !strcmp(s, "ngram"))
+        q->p.spec_mode = SPEC_NGRAM;
+    else if (env->spec_model && !strcmp(s, env->spec_name))
+        q->p.spec_mode = SPEC_MODEL;
+    else
+        return api_fail(e, 400, "invalid_value", "speculation.mode",
+                        "'speculation.mode' is '%.100s', but this server runs '%s': 'off', "
+                        "'auto'%s%s%s%s are accepted",
+                        s, env->spec_name, env->spec_ngram ? ", 'ngram'" : "",
+                        env->spec_model ? ", '" : "", env->spec_model ? env->spec_name : "",
+                        env->spec_model ? "'" : "");
+    return OK;
+}
+
+/* Drafts of this request; they change its speed, never its text. */
+static int parse_speculation(struct api_req *q, const struct api_env *env, struct api_err *e)
+{
+    json_t *o = js_get(q->body, "speculation"), *v;
+    const char *key;
+    int64_t max;
+    if (!o)
+        return OK;
+    if (!json_is_object(o))
+        return api_bad_type(e, "speculation", "an object", o);
+    json_object_foreach(o, key, v)
+    {
+        char param[160];
+        if (!strcmp(key, "mode") || !strcmp(key, "max"))
+            continue;
+        snprintf(param, sizeof param, "speculation.%.100s", key);
+        return api_fail(e, 400, "unsupported_parameter", param,
+                        "'%s' is not known: 'mode' and 'max' are", param);
+    }
+    if ((v = js_get(o, "mode")))
+        TRY(parse_mode(q, v, env, e));
+    if (!(v = js_get(o, "max")))
+        return OK;
+    if (!js_is_int(v, &max))
+        return api_bad_type(e, "speculation.max", "an integer", v);
+    if (max < 0 || max > LIM_ROWS_PER_REQ - 1)
+        return api_fail(e, 400, "invalid_value", "speculation.max",
+                        "'speculation.max' must be between 0 and %d, not %lld",
+                        LIM_ROWS_PER_REQ - 1, (long long)max);
+    if (max < q->p.spec_max) /* never more than the server drafts */
+        q->p.spec_max = (int)max;
+    return OK;
+}
+
 static int parse_model(struct api_req *q, const struct api_env *env, struct api_err *e)
 {
     json_t *v = js_get(q->body, "model");
@@ -552,6 +607,7 @@ int api_parse(struct api_req *q, enum api_kind kind, const char *text, size_t le
     TRY(parse_logprobs(q, e));
     TRY(parse_bias(q, env, e));
     TRY(parse_stops(q, env, e));
+    TRY(parse_speculation(q, env, e));
     TRY(api_get_bool(q->body, "return_token_ids", &q->return_ids, e));
     TRY(api_get_bool(q->body, "return_tokens_as_token_ids", &q->tokens_as_ids, e));
     TRY(api_get_bool(q->body, "add_special_tokens", &q->add_special, e));

@@ -24,6 +24,8 @@ struct api_env {
     int64_t kv_tokens;      /* capacity of the KV memory */
     struct gen_params defaults;
     bool has_template;
+    const char *spec_name;       /* what drafts here */
+    bool spec_ngram, spec_model; /* a request may ask for lookup; for spec_name's network */
 };
 
 enum api_kind { API_COMPLETIONS, API_CHAT, API_TOKENIZE };

@@ -19,7 +19,6 @@ enum rule {
     RULE_NONE_OR_AUTO,
     RULE_TYPE_TEXT,
     RULE_LIST_TEXT,
-    RULE_MODE_OFF,
 };
 
 struct field_rule {
@@ -63,7 +62,7 @@ static const struct field_rule field_rules[] = {
     K("rid", C|H), K("sse_ping_interval", C|H), K("chat_template_kwargs", H|T),
     K("add_generation_prompt", H|T), K("continue_final_message", H|T), K("reasoning_effort", H|T),
     K("documents", H|T), K("add_special", T), K("parse_special", T), K("with_pieces", T),
-    K("return_token_strs", T),
+    K("return_token_strs", T), K("speculation", C|H),
 
     I("user", C|H, STRING), I("metadata", C|H, OBJECT), I("store", C|H, BOOL),
     I("service_tier", C|H, STRING), I("prompt_cache_key", C|H, STRING),
@@ -91,7 +90,7 @@ static const struct field_rule field_rules[] = {
     U("return_hidden_states", C|H, FALSE, ""), U("repetition_detection", C|H, ABSENT, ""),
     UN("stream_interval", C|H, 1), U("timings_per_token", C|H, FALSE, ""),
     U("return_progress", C|H, FALSE, ""), U("t_max_predict_ms", C|H, ABSENT, ""),
-    U("request_timeout", C|H, ABSENT, ""), U("speculation", C|H, MODE_OFF, "the mode"),
+    U("request_timeout", C|H, ABSENT, ""),
     U("modalities", H, LIST_TEXT, "only [\"text\"] is"), U("audio", H, ABSENT, ""),
     U("web_search_options", H, ABSENT, ""), U("mm_processor_kwargs", C|H, ABSENT, ""),
     U("chat_template", H|T, ABSENT, "templates come from the server's side only"),

@@ -143,6 +143,9 @@ static void make_env(struct server *s)
         .token_bytes_max = i->token_bytes_max,
         .kv_tokens = i->kv_tokens,
         .has_template = s->tmpl != NULL,
+        .spec_name = i->spec_name,
+        .spec_ngram = i->spec_ngram,
+        .spec_model = i->spec_model,
     };
     engine_default_params(s->engine, &s->env.defaults);
     s->env.defaults.skip_special = true;

@@ -127,6 +127,24 @@ static void tokens(struct sched *s, struct sreq *r, const struct ring_rec *rec)
         evt_push(s, e);
 }
 
+/* Before anything is trimmed: emitted = 1 (prefill) + the sum over verifies of accepted + 1. */
+static void count_verify(struct sched *s, struct sreq *r, const struct ring_rec *rec)
+{
+    CHECK(rec->n_draft >= 0 && rec->n_draft < LIM_ROWS_PER_REQ);
+    CHECK(rec->n_deep >= 0 && rec->n_deep < LIM_EMIT && rec->n_deep <= rec->n_draft);
+    CHECK(rec->n_accepted >= 0 && rec->n_accepted <= rec->n_deep);
+    struct spec_sums *t = &s->st.spec[r->g->p.spec_mode];
+    t->n_verify++;
+    t->rows += 1 + rec->n_draft;
+    t->drafted += rec->n_draft;
+    t->accepted += rec->n_accepted;
+    t->deep[rec->n_deep]++;
+    t->took[rec->n_accepted]++;
+    r->stats.n_verify++;
+    r->stats.n_draft += rec->n_draft;
+    r->stats.n_accepted += rec->n_accepted;
+}
+
 /* Log probabilities of the prompt tokens after each row. False: r has ended (NaN). */
 static bool scores(struct sched *s, struct sreq *r, const struct step *st,
                    const struct prefill_chunk *c)
@@ -203,10 +221,12 @@ void step_result(struct sched *s, struct step *st)
             r->pending -= f->add[i];
             r->sure--;
             CHECK(r->pending >= 0);
-            if (rec->n < 1)
+            if (rec->n < 1) {
                 broken(s, r, "its decode step gave no token");
-            else
-                tokens(s, r, rec);
+                continue;
+            }
+            count_verify(s, r, rec);
+            tokens(s, r, rec);
         }
         for (int i = 0; i < f->n_chunk; i++)
             chunk_result(s, st, &f->chunk[i], &st->prefill_rec[i]);

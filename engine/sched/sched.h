@@ -31,6 +31,13 @@
 struct sched;
 struct tokenizer;
 
+/* Of the verifies of requests (a request's part of a decode step) whose records were believed. */
+struct spec_sums {
+    int64_t n_verify, rows, drafted, accepted;
+    int64_t deep[LIM_EMIT]; /* verifies by the depth of their deepest draft, 0: there was none */
+    int64_t took[LIM_EMIT]; /* verifies by how many drafts they accepted */
+};
+
 /* Counters and levels; the counters only grow. */
 struct sched_stats {
     /* now */
@@ -45,6 +52,7 @@ struct sched_stats {
     int64_t n_submitted, n_finished;
     int64_t prompt_tokens, recomputed_tokens; /* prefill rows: first time, again */
     int64_t generated;                        /* tokens in events */
+    struct spec_sums spec[SPEC_MODEL + 1];    /* by where a request's drafts come from */
     int64_t n_preempted, n_nan;
     int64_t n_stale;     /* records whose request had left its slot */
     int64_t n_late;      /* of those, records that carried tokens */

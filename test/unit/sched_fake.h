@@ -204,6 +204,7 @@ static inline void fake_decode(struct fake *f, struct step *st, struct ring_rec 
         rec[i].gen = st->req_gen[i];
         rec[i].step = st->no;
         rec[i].n = rec[i].fin = 0;
+        rec[i].n_draft = rec[i].n_accepted = rec[i].n_deep = 0;
         if (!s->live || s->gen != st->req_gen[i]) {
             f->n_dead++;
             continue;
@@ -218,6 +219,9 @@ static inline void fake_decode(struct fake *f, struct step *st, struct ring_rec 
         for (int j = 0; j < n && s->live; j++)
             fake_emit(f, &rec[i], slot, fake_row(f, slot, s->len, s->root));
         fake_waste(f, slot, from + (round ? f->c.ahead : cap));
+        rec[i].n_draft = cap - 1;
+        rec[i].n_deep = w - 1;
+        rec[i].n_accepted = rec[i].n - 1;
     }
 }
 

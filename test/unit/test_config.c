@@ -44,6 +44,48 @@ START_TEST(defaults)
 }
 END_TEST
 
+/* The flags of speculation, as flags and as keys, reach the engine's settings. */
+START_TEST(speculation)
+{
+    struct config c;
+    struct err e = {0};
+    struct engine_conf ec;
+    ck_assert_int_eq(parse(&c, &e, CMD_SERVE, NULL, NULL, NULL), OK);
+    config_engine(&c, &ec);
+    ck_assert_str_eq(ec.speculative, "off");
+    ck_assert_ptr_null(ec.draft);
+    ck_assert_ptr_null(ec.draft_attention_backend);
+    ck_assert(!ec.spec_steps && !ec.spec_topk && !ec.spec_tokens);
+    ck_assert(!ec.spec_ngram_min && !ec.spec_ngram_max);
+    config_done(&c);
+    static const int cmds[] = {CMD_SERVE, CMD_GENERATE, CMD_BENCH, CMD_PLAN};
+    for (size_t i = 0; i < ARRAY_LEN(cmds); i++) {
+        char *argv[] = {(char *)(uintptr_t) "m",
+                        (char *)(uintptr_t) "--speculative=eagle3",
+                        (char *)(uintptr_t) "--draft=d/",
+                        (char *)(uintptr_t) "--spec-steps=3",
+                        (char *)(uintptr_t) "--spec_topk=4",
+                        (char *)(uintptr_t) "--spec-tokens=12",
+                        (char *)(uintptr_t) "--spec-ngram-min=2",
+                        (char *)(uintptr_t) "--spec-ngram-max=5",
+                        (char *)(uintptr_t) "--draft-attention-backend=x"};
+        ck_assert_msg(config_parse(&c, cmds[i], ARRAY_LEN(argv), argv, &e) == OK, "%s", e.text);
+        config_engine(&c, &ec);
+        ck_assert_str_eq(ec.speculative, "eagle3");
+        ck_assert_str_eq(ec.draft, "d/");
+        ck_assert_str_eq(ec.draft_attention_backend, "x");
+        ck_assert_int_eq(ec.spec_steps, 3);
+        ck_assert_int_eq(ec.spec_topk, 4);
+        ck_assert_int_eq(ec.spec_tokens, 12);
+        ck_assert_int_eq(ec.spec_ngram_min, 2);
+        ck_assert_int_eq(ec.spec_ngram_max, 5);
+        config_done(&c);
+    }
+    ck_assert_int_eq(parse(&c, &e, CMD_TOKENIZE, "--speculative", "off", NULL), E_INVAL);
+    config_done(&c);
+}
+END_TEST
+
 START_TEST(spellings)
 {
     static const char *const forms[][2] = {{"--max-num-seqs", "7"},
@@ -88,7 +130,16 @@ START_TEST(refusals)
         {"--prompt", "x", "prompt"},
         {"extra", NULL, "extra"},
         {"--max-model-len", "99999999999999999999", "max-model-len"},
-        {"--draft", "d", "draft"},
+        {"--drafter", "d", "drafter"},
+        {"--speculative", "eagle", "off|auto|mtp|eagle3|draft-model|ngram"},
+        {"--speculative", "frozen-kv", "speculative"},
+        {"--speculative", "on", "speculative"},
+        {"--spec-steps", "16", "spec-steps"},
+        {"--spec-topk", "17", "spec-topk"},
+        {"--spec-tokens", "65", "spec-tokens"},
+        {"--spec-tokens", "-1", "spec-tokens"},
+        {"--spec-ngram-min", "33", "spec-ngram-min"},
+        {"--spec-ngram-max", "1.5", "spec-ngram-max"},
         {"--port 80", NULL, "port"},
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -225,6 +276,7 @@ Suite *suite_config(void)
     Suite *s = suite_create("config");
     TCase *t = tcase_create("config");
     tcase_add_test(t, defaults);
+    tcase_add_test(t, speculation);
     tcase_add_test(t, spellings);
     tcase_add_test(t, refusals);
     tcase_add_test(t, file);

@@ -304,6 +304,33 @@ START_TEST(answers)
 }
 END_TEST
 
+/* The counts of speculation stand in usage when drafts were possible, and nowhere else. */
+START_TEST(speculation)
+{
+    struct usage u = {.prompt = 3, .completion = 9, .verifies = 4, .drafted = 12, .accepted = 5};
+    for (int i = 0; i < 3; i++) {
+        struct buf b = {0};
+        u.spec = i > 0;
+        if (i == 2)
+            u.verifies = u.drafted = u.accepted = 0; /* it ended with its first token */
+        usage_put(&b, &u);
+        json_t *v = parse(b.p, b.len), *s = json_object_get(v, "speculation");
+        ck_assert_int_eq(json_integer_value(json_object_get(v, "total_tokens")), 12);
+        ck_assert_int_eq(s != NULL, i > 0);
+        if (i > 0) {
+            json_t *mean = json_object_get(s, "mean_accepted_length");
+            ck_assert_uint_eq(json_object_size(s), 4);
+            ck_assert_int_eq(json_integer_value(json_object_get(s, "verifies")), i == 1 ? 4 : 0);
+            ck_assert_int_eq(json_integer_value(json_object_get(s, "drafted")), i == 1 ? 12 : 0);
+            ck_assert_int_eq(json_integer_value(json_object_get(s, "accepted")), i == 1 ? 5 : 0);
+            ck_assert(i == 1 ? json_real_value(mean) == 2.25 : json_is_null(mean));
+        }
+        json_decref(v);
+        buf_done(&b);
+    }
+}
+END_TEST
+
 Suite *suite_server_render(void)
 {
     Suite *s = suite_create("server_render");
@@ -314,6 +341,7 @@ Suite *suite_server_render(void)
     tcase_add_test(t, completion_logprobs);
     tcase_add_test(t, chat_logprobs);
     tcase_add_test(t, answers);
+    tcase_add_test(t, speculation);
     suite_add_tcase(s, t);
     return s;
 }

@@ -23,6 +23,7 @@ static const struct api_env env = {
     .kv_tokens = 4096,
     .defaults = {.temperature = 0.7f, .top_p = 1, .repetition = 1},
     .has_template = true,
+    .spec_name = "off",
 };
 
 /* field | values separated by two blanks; c: completions, h: chat */
@@ -98,7 +99,7 @@ static const struct {
     {"ch", "repetition_detection", "{}"},
     {"ch", "stream_interval", "2  \"1\""},
     {"ch", "timings_per_token", "true"},
-    {"ch", "speculation", "{\"mode\":\"mtp\"}  \"off\"  1"},
+    {"ch", "speculation", "\"off\"  1  true  []"},
     {"ch", "typical_p", "0.5"},
     {"ch", "mirostat", "1  2"},
     {"ch", "xtc_probability", "0.5"},
@@ -313,18 +314,24 @@ static const struct {
     {"d", "{\"tokens\":[1,2]}"},
 };
 
-static int parse(struct api_req *q, const char *kind, const char *body, struct api_err *e)
+static int parse_at(struct api_req *q, const struct api_env *at, const char *kind, const char *body,
+                    struct api_err *e)
 {
     size_t n = strlen(body);
     char *copy = mem_dup(body, n); /* no NUL behind it: a reader past the end shows */
-    int r = *kind == 'd' ? api_parse_detokenize(q, copy, n, &env, e)
+    int r = *kind == 'd' ? api_parse_detokenize(q, copy, n, at, e)
                          : api_parse(q,
                                      *kind == 'c'   ? API_COMPLETIONS
                                      : *kind == 'h' ? API_CHAT
                                                     : API_TOKENIZE,
-                                     copy, n, &env, e);
+                                     copy, n, at, e);
     mem_free(copy);
     return r;
+}
+
+static int parse(struct api_req *q, const char *kind, const char *body, struct api_err *e)
+{
+    return parse_at(q, &env, kind, body, e);
 }
 
 static void refuse(const char *kind, const char *body, int status, const char *param)
@@ -459,6 +466,100 @@ START_TEST(values)
 }
 END_TEST
 
+/* What a server of each kind does with a request's wish. Server: its method, whether lookup and a
+ * network are there, its default mode and drafts; wish; then mode and drafts, or param and what the
+ * message names beside it. */
+static const struct {
+    const char *method;
+    bool ngram, model;
+    enum spec_mode def;
+    int def_max;
+    const char *wish;
+    enum spec_mode mode;
+    int max;
+    const char *param, *asked;
+} wishes[] = {
+#define OFF "off", false, false, SPEC_OFF, 0
+#define NGRAM "ngram", true, false, SPEC_NGRAM, 7
+#define MTP "mtp", true, true, SPEC_MODEL, 3
+#define FINE(server, wish, mode, max)                                                              \
+    {                                                                                              \
+        server, wish, mode, max, NULL, NULL                                                        \
+    }
+#define WRONG(server, wish, param, asked)                                                          \
+    {                                                                                              \
+        server, wish, SPEC_OFF, 0, param, asked                                                    \
+    }
+    FINE(OFF, "null", SPEC_OFF, 0),
+    FINE(OFF, "{}", SPEC_OFF, 0),
+    FINE(OFF, "{\"mode\":\"off\"}", SPEC_OFF, 0),
+    FINE(OFF, "{\"mode\":\"auto\",\"max\":5}", SPEC_OFF, 0),
+    WRONG(OFF, "{\"mode\":\"ngram\"}", "speculation.mode", "ngram"),
+    WRONG(OFF, "{\"mode\":\"mtp\"}", "speculation.mode", "mtp"),
+    FINE(NGRAM, "null", SPEC_NGRAM, 7),
+    FINE(NGRAM, "{\"mode\":\"ngram\",\"max\":null}", SPEC_NGRAM, 7),
+    FINE(NGRAM, "{\"mode\":\"auto\",\"max\":2}", SPEC_NGRAM, 2),
+    FINE(NGRAM, "{\"mode\":\"off\"}", SPEC_OFF, 7),
+    WRONG(NGRAM, "{\"mode\":\"draft-model\"}", "speculation.mode", "draft-model"),
+    FINE(MTP, "{\"mode\":null}", SPEC_MODEL, 3),
+    FINE(MTP, "{\"mode\":\"mtp\"}", SPEC_MODEL, 3),
+    FINE(MTP, "{\"mode\":\"ngram\"}", SPEC_NGRAM, 3),
+    FINE(MTP, "{\"mode\":\"off\",\"max\":1}", SPEC_OFF, 1),
+    FINE(MTP, "{\"max\":0}", SPEC_MODEL, 0),
+    FINE(MTP, "{\"max\":2.0}", SPEC_MODEL, 2),
+    FINE(MTP, "{\"max\":63}", SPEC_MODEL, 3), /* a bound, not a demand */
+    WRONG(MTP, "{\"mode\":\"eagle3\"}", "speculation.mode", "eagle3"),
+    WRONG(MTP, "{\"mode\":\"MTP\"}", "speculation.mode", "MTP"),
+    WRONG(MTP, "{\"mode\":\"\"}", "speculation.mode", "''"),
+    WRONG(MTP, "{\"mode\":true}", "speculation.mode", "boolean"),
+    WRONG(MTP, "{\"mode\":[\"mtp\"]}", "speculation.mode", "array"),
+    WRONG(MTP, "{\"max\":-1}", "speculation.max", "-1"),
+    WRONG(MTP, "{\"max\":64}", "speculation.max", "64"),
+    WRONG(MTP, "{\"max\":1.5}", "speculation.max", "integer"),
+    WRONG(MTP, "{\"max\":\"3\"}", "speculation.max", "string"),
+    WRONG(MTP, "{\"mode\":\"mtp\",\"steps\":3}", "speculation.steps", "steps"),
+    WRONG(MTP, "{\"num_steps\":null}", "speculation.num_steps", "num_steps"),
+#undef OFF
+#undef NGRAM
+#undef MTP
+#undef FINE
+#undef WRONG
+};
+
+START_TEST(speculation)
+{
+    for (size_t i = 0; i < 2 * ARRAY_LEN(wishes); i++) {
+        size_t k = i / 2;
+        struct api_env at = env;
+        at.spec_name = wishes[k].method;
+        at.spec_ngram = wishes[k].ngram;
+        at.spec_model = wishes[k].model;
+        at.defaults.spec_mode = wishes[k].def;
+        at.defaults.spec_max = wishes[k].def_max;
+        char body[256];
+        snprintf(body, sizeof body, "{%s,\"speculation\":%s}",
+                 i & 1 ? "\"prompt\":\"x\"" : "\"messages\":" U, wishes[k].wish);
+        struct api_req q;
+        struct api_err e;
+        int r = parse_at(&q, &at, i & 1 ? "c" : "h", body, &e);
+        if (wishes[k].param) {
+            ck_assert_msg(r < 0 && e.status == 400, "accepted: %s", body);
+            ck_assert_msg(!strcmp(e.param, wishes[k].param), "%s: param %s", body, e.param);
+            ck_assert_msg(strstr(e.text, wishes[k].asked) != NULL, "%s: %s", body, e.text);
+            if (strstr(e.text, "this server"))
+                ck_assert_msg(strstr(e.text, wishes[k].method) != NULL, "%s: %s", body, e.text);
+        } else {
+            ck_assert_msg(r == OK, "%s: %s", body, e.text);
+            ck_assert_msg((int)q.p.spec_mode == (int)wishes[k].mode, "%s: mode %d", body,
+                          (int)q.p.spec_mode);
+            ck_assert_msg(q.p.spec_max == wishes[k].max, "%s: max %d", body, q.p.spec_max);
+            ck_assert_int_eq(q.n_unknown, 0);
+        }
+        api_req_done(&q);
+    }
+}
+END_TEST
+
 static int fit(struct api_req *q, const char *body, size_t n_ids, struct api_err *e)
 {
     ck_assert_msg(parse(q, strstr(body, "messages") ? "h" : "c", body, e) == OK, "%s", e->text);
@@ -537,6 +638,7 @@ Suite *suite_server_request(void)
     tcase_add_test(t, accepted);
     tcase_add_test(t, null_is_absent);
     tcase_add_test(t, values);
+    tcase_add_test(t, speculation);
     tcase_add_test(t, context);
     tcase_add_test(t, depth);
     suite_add_tcase(s, t);
