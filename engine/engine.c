@@ -66,6 +66,28 @@ static void count(enum metric m, int i, int j, int64_t now, int64_t before)
         metric_add2(m, i, j, (double)(now - before));
 }
 
+/* Verifies since the last time of the requests that draft by method i (label of the families). */
+static void count_spec(int i, const struct spec_sums *t, const struct spec_sums *o)
+{
+    if (t->n_verify == o->n_verify)
+        return;
+    count(M_SPEC_VERIFY, i, 0, t->n_verify, o->n_verify);
+    count(M_SPEC_ROWS, i, 0, t->rows, o->rows);
+    count(M_SPEC_DRAFTED, i, 0, t->drafted, o->drafted);
+    count(M_SPEC_ACCEPTED, i, 0, t->accepted, o->accepted);
+    int64_t deep = 0, took = 0;
+    for (int p = LIM_EMIT - 1; p >= 0; p--) {
+        int64_t n = t->took[p] - o->took[p];
+        metric_observe_n(M_SPEC_LENGTH, i, 0, p + 1, n);
+        deep += t->deep[p] - o->deep[p];
+        took += n;
+        if (p && deep)
+            metric_add2(M_SPEC_DRAFTED_AT, p - 1, i, (double)deep);
+        if (p && took)
+            metric_add2(M_SPEC_ACCEPTED_AT, p - 1, i, (double)took);
+    }
+}
+
 static void on_stats(void *ud, const struct sched_stats *t)
 {
     struct engine *g = ud;
@@ -81,11 +103,29 @@ static void on_stats(void *ud, const struct sched_stats *t)
     count(M_STEPS, 0, 1, t->n_prefill, o->n_prefill);
     count(M_STEPS, 1, 0, t->n_decode, o->n_decode);
     count(M_NAN_LOGITS, 0, 0, t->n_nan, o->n_nan);
+    count_spec(0, &t->spec[SPEC_NGRAM], &o->spec[SPEC_NGRAM]);
+    count_spec(1, &t->spec[SPEC_MODEL], &o->spec[SPEC_MODEL]);
     if (t->n_result != o->n_result)
         metric_set(M_LAST_STEP_TIME, (double)clock_unix());
     mutex_lock(&g->lock);
     g->stats = *t;
     mutex_unlock(&g->lock);
+}
+
+/* Where the device's time of a decode step went, by the clock stamps inside its launch. */
+static void count_parts(const struct step *s)
+{
+    for (int i = STAMP_BEGIN + 1; i < N_STAMPS; i++)
+        if (s->stamps[i] && s->stamps[i - 1])
+            metric_add2(M_SPEC_SECONDS, i - 1, 0, (double)(s->stamps[i] - s->stamps[i - 1]) * 1e-9);
+}
+
+static int step_rows(const struct step *s)
+{
+    int n = s->n_row;
+    for (int i = 0; i < s->n_req; i++)
+        n += 1 + s->decode_rec[i].n_draft;
+    return n;
 }
 
 /* On the worker thread. */
@@ -95,7 +135,8 @@ static void on_step(void *ud, struct step *s)
     int kind = !s->n_req ? 0 : !s->n_chunk ? 1 : 2;
     if (!s->err.code) {
         metric_observe2(M_STEP_SECONDS, kind, 0, (double)s->device_us * 1e-6);
-        metric_observe(M_STEP_TOKENS, s->n_req + s->n_row);
+        metric_observe(M_STEP_TOKENS, step_rows(s));
+        count_parts(s);
     }
     sched_step_done(g->sched, s);
 }

@@ -147,19 +147,20 @@ static void put_model(struct buf *b, const struct runner *r, const struct engine
 static void put_matrix(struct buf *b, const struct runner *r, enum attn_kind form, int page)
 {
     struct attn_need need[NEEDS_MAX];
-    int n = runner_needs(r, form, need);
+    int group[NEEDS_MAX];
+    int n = runner_needs(r, form, need, group);
     for (int k = 0; k < n; k++)
         for (int i = 0; attn_backends[i]; i++) {
             const struct attn_backend *a = attn_backends[i];
             if (strcmp(a->device, r->ops->name) != 0)
                 continue;
-            const struct attn_use *u = &r->attn[need[k].role][k / (n / r->info.model.n_group)];
+            const struct attn_use *u = &r->attn[need[k].role][group[k]];
             struct err why = {0};
             need[k].page = page;
             bool ok = attn_check(a, &need[k], &why) == OK;
             bool used = page && u->b == a && u->kind == need[k].kind;
             buf_fmt(b, "  %-11s %d  %-16s  %-13s %s%s\n", role_name(need[k].role),
-                    k / (n / r->info.model.n_group), attn_kind_name(need[k].kind), a->name,
+                    group[k], attn_kind_name(need[k].kind), a->name,
                     ok ? "ok" : why.text, used ? ", chosen" : "");
         }
 }
@@ -167,13 +168,14 @@ static void put_matrix(struct buf *b, const struct runner *r, enum attn_kind for
 static void put_pages(struct buf *b, const struct runner *r, enum attn_kind form)
 {
     struct attn_need need[NEEDS_MAX];
-    int n = runner_needs(r, form, need);
+    int group[NEEDS_MAX];
+    int n = runner_needs(r, form, need, group);
     uint32_t common = ~0u;
     for (int k = 0; k <= n; k++) {
         uint32_t bits = k < n ? attn_pages(r->ops->name, &need[k]) : common;
         common &= bits;
         if (k < n)
-            buf_fmt(b, "  %-11s %d  ", role_name(need[k].role), k / (n / r->info.model.n_group));
+            buf_fmt(b, "  %-11s %d  ", role_name(need[k].role), group[k]);
         else
             buf_fmt(b, "  all            ");
         for (int p = 0; p < 31; p++)

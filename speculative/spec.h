@@ -23,7 +23,7 @@ struct spec; /* an opened algorithm: its buffers and state */
 struct spec_conf {
     const char *method;       /* "auto", "off" or an algorithm's name; NULL: off */
     const char *draft_dir;    /* a drafter in a directory of its own; NULL: none */
-    int steps, topk, tokens;  /* S, K, N - 1 */
+    int steps, topk, tokens;  /* S, K, N (the root included) */
     int ngram_min, ngram_max; /* lengths of the suffix that prompt lookup matches */
 };
 
@@ -70,8 +70,8 @@ struct spec_step {
     int qlen; /* most rows of a request */
 };
 
-/* Device times inside one launch. */
-enum stamp { STAMP_VERIFY, STAMP_ACCEPT, STAMP_EXTEND, STAMP_DRAFT, N_STAMPS };
+/* Device times inside a decode step: when it began, and when each of its parts was done. */
+enum stamp { STAMP_BEGIN, STAMP_VERIFY, STAMP_ACCEPT, STAMP_EXTEND, STAMP_DRAFT, N_STAMPS };
 
 struct spec_algo {
     const char *name;

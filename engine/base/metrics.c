@@ -102,16 +102,18 @@ void metric_set2(enum metric m, int i, int j, double v)
     atomic_store_explicit(series(m, i, j), bits, memory_order_relaxed);
 }
 
-void metric_observe2(enum metric m, int i, int j, double v)
+void metric_observe_n(enum metric m, int i, int j, double v, int64_t n)
 {
     struct family *f = &families[m];
     cell *c = series(m, i, j);
-    CHECK(f->kind == KIND_HISTOGRAM);
+    CHECK(f->kind == KIND_HISTOGRAM && n >= 0);
+    if (!n)
+        return;
     int b = 0;
     while (b < f->n_bucket && v > f->bucket[b])
         b++;
-    atomic_fetch_add_explicit(c + b, 1, memory_order_relaxed);
-    cell_add(c + f->n_bucket + 1, v);
+    atomic_fetch_add_explicit(c + b, (uint64_t)n, memory_order_relaxed);
+    cell_add(c + f->n_bucket + 1, v * (double)n);
 }
 
 double metric_read2(enum metric m, int i, int j)

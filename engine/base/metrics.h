@@ -22,7 +22,7 @@ enum metric {
 /* i, j: index of the first and second label's value; 0 where the family has no such label. */
 void metric_add2(enum metric m, int i, int j, double v); /* counters and gauges */
 void metric_set2(enum metric m, int i, int j, double v);
-void metric_observe2(enum metric m, int i, int j, double v); /* histograms */
+void metric_observe_n(enum metric m, int i, int j, double v, int64_t n); /* histograms: n times v */
 static inline void metric_add(enum metric m, double v)
 {
     metric_add2(m, 0, 0, v);
@@ -31,9 +31,13 @@ static inline void metric_set(enum metric m, double v)
 {
     metric_set2(m, 0, 0, v);
 }
+static inline void metric_observe2(enum metric m, int i, int j, double v)
+{
+    metric_observe_n(m, i, j, v, 1);
+}
 static inline void metric_observe(enum metric m, double v)
 {
-    metric_observe2(m, 0, 0, v);
+    metric_observe_n(m, 0, 0, v, 1);
 }
 double metric_read2(enum metric m, int i, int j); /* counters, gauges; histogram: the count */
 

@@ -50,17 +50,6 @@ static int check_ranges(const struct gen_params *p, struct err *e)
     return OK;
 }
 
-static int check_spec(const struct sched *s, const struct gen_params *p, struct err *e)
-{
-    if (p->spec_max < 0)
-        return FAIL(e, E_INVAL, "at most %d drafts; at least 0", p->spec_max);
-    if (p->spec_mode == SPEC_NGRAM && !s->c.ngram)
-        return FAIL(e, E_INVAL, "drafts by prompt lookup, which does not run");
-    if (p->spec_mode == SPEC_MODEL && !s->c.model)
-        return FAIL(e, E_INVAL, "drafts by a drafter, and there is none");
-    return OK;
-}
-
 static bool has_id(const int32_t *v, int n, int32_t id)
 {
     for (int i = 0; i < n; i++)
@@ -122,7 +111,6 @@ int req_validate(const struct sched *s, const struct gen_req *g, struct err *e)
     if (g->id == 0)
         return FAIL(e, E_INVAL, "request id 0");
     TRY(check_ranges(&g->p, e));
-    TRY(check_spec(s, &g->p, e));
     TRY(check_prompt(s, g, e));
     return check_lists(s, g, e);
 }
@@ -189,8 +177,11 @@ void evt_push(struct sched *s, struct gen_evt *e)
 static void settle_spec(const struct sched *s, struct gen_params *p)
 {
     int most = s->c.rows - 1;
+    bool has = p->spec_mode == SPEC_NGRAM ? s->c.ngram : s->c.depth > 0;
+    if (!has)
+        p->spec_mode = SPEC_OFF;
     p->spec_max = p->spec_mode == SPEC_OFF ? 0 : p->spec_max < most ? p->spec_max : most;
-    if (p->spec_max == 0)
+    if (p->spec_max <= 0)
         p->spec_mode = SPEC_OFF;
 }
 

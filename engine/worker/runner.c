@@ -173,13 +173,14 @@ static int verify(struct runner *r, const struct graph_key *k, struct err *e)
         .reqs = k->reqs,
         .rows = k->rows,
     };
-    TRY(stamp(r, STAMP_VERIFY, e));
+    TRY(stamp(r, STAMP_BEGIN, e));
     TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, shape->rows, e));
     RUN(r, rows_build, &rb);
     TRY(place_rows(r, k->rows, e));
     TRY(forward(r, TGT_VERIFY, k->rows, e));
     TRY(model_logits(r->model, r->b.hidden, k->rows, r->b.logits, e));
     TRY(sample_rows(r, NULL, k->rows, e));
+    TRY(stamp(r, STAMP_VERIFY, e));
     struct spec_step st = spec_step(r, k->reqs, k->rows, shape->rows, false);
     TRY(spec_accept(&r->spec_env, &st, e));
     if (shape->topk > 1)

@@ -76,7 +76,7 @@ struct step {
     const struct ring_rec *decode_rec;  /* [n_req] */
     const struct ring_rec *prefill_rec; /* [n_chunk] n = 1 where last */
     struct sample_out *score;           /* [prefill_rows_max] of rows with score_tok >= 0 */
-    const int64_t *stamps; /* [N_STAMPS] device nanoseconds of the decode part; 0: not passed */
+    const int64_t *stamps; /* [N_STAMPS] device clock, ns; 0: the step has no such part */
     int64_t submit_us, device_us;
     struct err err; /* code != 0: the device failed; results are void */
 };
