@@ -180,9 +180,11 @@ static void settle_spec(const struct sched *s, struct gen_params *p)
     bool has = p->spec_mode == SPEC_NGRAM ? s->c.ngram : s->c.depth > 0;
     if (!has)
         p->spec_mode = SPEC_OFF;
-    p->spec_max = p->spec_mode == SPEC_OFF ? 0 : p->spec_max < most ? p->spec_max : most;
-    if (p->spec_max <= 0)
+    p->spec_max = p->spec_max < most ? p->spec_max : most;
+    if (p->spec_mode == SPEC_OFF || p->spec_max < 1) {
         p->spec_mode = SPEC_OFF;
+        p->spec_max = 0;
+    }
 }
 
 void req_add(struct sched *s, struct gen_req *g)

@@ -22,6 +22,7 @@ static void check_accepted(const struct api_req *q, const struct api_env *env)
     for (size_t i = 0; i < q->n_prompt; i++)
         for (size_t k = 0; k < q->prompt[i].n_ids; k++)
             CHECK(q->prompt[i].ids[k] >= 0 && q->prompt[i].ids[k] < env->vocab);
+    CHECK(q->p.spec_max >= 0 && q->p.spec_max <= env->defaults.spec_max);
     CHECK((int64_t)q->n_prompt * q->n <= env->max_seqs || q->kind == API_TOKENIZE);
 }
 
@@ -39,8 +40,12 @@ int fuzz_json(const uint8_t *data, size_t size)
         .max_n = 16,
         .token_bytes_max = 16,
         .kv_tokens = 4096,
-        .defaults = {.temperature = 1, .top_p = 1, .repetition = 1},
+        .defaults =
+            {.temperature = 1, .top_p = 1, .repetition = 1, .spec_mode = SPEC_MODEL, .spec_max = 7},
         .has_template = true,
+        .spec_name = "mtp",
+        .spec_ngram = true,
+        .spec_model = true,
     };
     if (!size)
         return 0;

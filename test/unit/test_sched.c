@@ -315,6 +315,57 @@ START_TEST(trimmed_inside_a_record)
 }
 END_TEST
 
+/* Modes beside each other: what a request was counted adds up to the server's sums of its mode, and
+ * a wish for more than there is becomes what there is. */
+START_TEST(counts_of_drafts)
+{
+    static const struct {
+        enum spec_mode mode, as;
+        int max, drafts; /* wished; most a verify may bring */
+    } wish[] = {{SPEC_OFF, SPEC_OFF, 9, 0},     {SPEC_NGRAM, SPEC_NGRAM, 1, 1},
+                {SPEC_NGRAM, SPEC_NGRAM, 9, 3}, {SPEC_MODEL, SPEC_OFF, 9, 0},
+                {SPEC_NGRAM, SPEC_OFF, 0, 0},   {SPEC_NGRAM, SPEC_OFF, -3, 0}};
+    struct sched_conf c = small();
+    c.rows = c.emit = c.ahead = 4;
+    c.ngram = true; /* and no drafter with a network */
+    c.kv.group[0].pages_max = 27;
+    struct rig *m = rig_open(c);
+    int64_t verify[SPEC_MODEL + 1] = {0}, took[SPEC_MODEL + 1] = {0}, rows[SPEC_MODEL + 1] = {0};
+    for (uint64_t id = 1; id <= ARRAY_LEN(wish); id++) {
+        struct gen_req *g = req(id, 10, 40);
+        g->p.spec_mode = wish[id - 1].mode;
+        g->p.spec_max = wish[id - 1].max;
+        must(m, g);
+    }
+    finish_all(m);
+    for (uint64_t id = 1; id <= ARRAY_LEN(wish); id++) {
+        const struct gen_stats *s = &m->got[id].stats;
+        int as = (int)wish[id - 1].as, drafts = wish[id - 1].drafts;
+        ck_assert_int_eq(s->n_output, 40);
+        ck_assert_int_eq(s->n_output, 1 + s->n_verify + s->n_accepted);
+        ck_assert_int_eq(s->n_draft, s->n_verify * drafts);
+        ck_assert(drafts ? s->n_accepted > 0 : s->n_verify == 39);
+        verify[as] += s->n_verify;
+        took[as] += s->n_accepted;
+        rows[as] += s->n_verify + s->n_draft;
+    }
+    for (int as = SPEC_OFF; as <= SPEC_MODEL; as++) {
+        const struct spec_sums *t = &sched_stats(m->f.s)->spec[as];
+        int64_t deep = 0, by_took = 0, n = 0;
+        for (int p = 0; p < LIM_EMIT; p++) {
+            n += t->took[p];
+            by_took += p * t->took[p];
+            deep += p * t->deep[p];
+        }
+        ck_assert(t->n_verify == verify[as] && n == verify[as]);
+        ck_assert(t->accepted == took[as] && by_took == took[as]);
+        ck_assert(t->rows == rows[as] && t->drafted == rows[as] - verify[as]);
+        ck_assert(deep == t->drafted); /* chains */
+    }
+    rig_close(m);
+}
+END_TEST
+
 START_TEST(queue_bounds)
 {
     struct rig *m = rig_open(small()); /* 4 at once and 4 waiting */
@@ -739,6 +790,7 @@ Suite *suite_sched(void)
     tcase_add_test(c, stop_string_across_steps);
     tcase_add_test(c, stop_is_sent_to_the_device);
     tcase_add_test(c, trimmed_inside_a_record);
+    tcase_add_test(c, counts_of_drafts);
     tcase_add_test(c, queue_bounds);
     tcase_add_test(c, context_bounds);
     tcase_add_test(c, kv_bounds_the_context);

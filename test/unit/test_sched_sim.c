@@ -108,6 +108,18 @@ static void check_text(const struct track *t, bool cut)
     buf_done(&b);
 }
 
+/* Every token comes from the prefill (again after a preemption) or from a verify, which yields what
+ * it accepts and one more; only a stop string hides some of them. */
+static void check_counts(const struct track *t, const struct gen_evt *e)
+{
+    const struct gen_stats *s = &e->stats;
+    int most = s->n_verify + s->n_accepted + 1 + s->n_preempted;
+    ck_assert(s->n_accepted <= s->n_draft && (s->n_verify || !s->n_draft));
+    ck_assert_int_le(t->n_got, most);
+    if (e->stop_string < 0 && t->max_tokens)
+        ck_assert_int_ge(t->n_got, most - s->n_preempted);
+}
+
 static void check_done(struct sim *m, struct track *t, const struct gen_evt *e)
 {
     ck_assert_int_eq(t->n_done++, 0);
@@ -142,6 +154,7 @@ static void check_done(struct sim *m, struct track *t, const struct gen_evt *e)
         ck_abort_msg("a final event without a reason");
     }
     ck_assert(t->n_score < 0 || t->scored);
+    check_counts(t, e);
     check_text(t, e->stop_string >= 0);
 }
 
