@@ -61,29 +61,18 @@ static int mtp_forward(void *priv, const struct fwd *f, struct err *e)
     struct deepseek *m = priv;
     struct ds_ws *ws = &m->ws;
     struct on o = ds_on(m, f->rows);
+    int h = m->hidden;
     CHECK(f->feat);
     TRY(o.op->embed(
         o.d, &(struct op_embed){.out = ws->x, .tok = f->row->tok, .e = m->embed, .rows = f->rows}));
-    struct op_rmsnorm n = {.out = ws->pair,
-                           .x = ws->x,
-                           .w = m->draft->enorm,
-                           .rows = o.rows,
-                           .dim = m->hidden,
-                           .ldx = m->hidden,
-                           .ldo = 2 * (int64_t)m->hidden,
-                           .n_group = 1,
-                           .eps = m->eps};
-    TRY(o.op->rmsnorm(o.d, &n));
-    n.out = ws->pair + m->hidden;
-    n.x = f->feat;
-    n.w = m->draft->hnorm;
-    TRY(o.op->rmsnorm(o.d, &n));
+    TRY(run_norm_ld(&o, ws->pair, 2 * h, ws->x, h, &m->draft->enorm, h, m->eps));
+    TRY(run_norm_ld(&o, ws->pair + h, 2 * h, f->feat, h, &m->draft->hnorm, h, m->eps));
     TRY(run_matmul(&o, ws->x, ws->pair, &m->draft->eh_proj, NULL, false));
     TRY(ds_run_layer(m, &o, 0, f, e));
-    TRY(run_norm(&o, f->hidden, ws->x, &m->norm, m->hidden, m->eps));
+    TRY(run_norm(&o, f->hidden, ws->x, &m->norm, h, m->eps));
     if (!f->feat_out || f->feat_out == f->hidden)
         return OK;
-    return run_copy(&o, f->feat_out, f->hidden, m->hidden);
+    return run_copy(&o, f->feat_out, f->hidden, h);
 }
 
 const struct family family_deepseek_mtp = {

@@ -221,15 +221,7 @@ static int attend(struct deepseek *m, const struct on *o, int i, const struct fw
         src = ws->q_a;
     }
     TRY(run_matmul(o, ws->kv, ws->y, &l->kv_a, &l->kv_a_b, false));
-    TRY(o->op->rmsnorm(o->d, &(struct op_rmsnorm){.out = ws->kv,
-                                                  .x = ws->kv,
-                                                  .w = l->kv_a_norm,
-                                                  .rows = o->rows,
-                                                  .dim = m->kv_lora,
-                                                  .ldx = width,
-                                                  .ldo = width,
-                                                  .n_group = 1,
-                                                  .eps = latent_eps}));
+    TRY(run_norm_ld(o, ws->kv, width, ws->kv, width, &l->kv_a_norm, m->kv_lora, latent_eps));
     TRY(rotate(m, o, ws->kv + m->kv_lora, 1, width, m->rope_dim, f->row->pos));
     TRY(o->op->kv_write(o->d, &(struct op_kv_write){.cache = pool,
                                                     .dt = kv->dt,

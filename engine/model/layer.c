@@ -251,18 +251,24 @@ int run_matmul(const struct on *o, float *out, const float *x, const struct weig
     return o->op->matmul(o->d, &a);
 }
 
-int run_norm(const struct on *o, float *out, const float *x, const struct weight *w, int dim,
-             float eps)
+int run_norm_ld(const struct on *o, float *out, int64_t ldo, const float *x, int64_t ldx,
+                const struct weight *w, int dim, float eps)
 {
     return o->op->rmsnorm(o->d, &(struct op_rmsnorm){.out = out,
                                                      .x = x,
                                                      .w = *w,
                                                      .rows = o->rows,
                                                      .dim = dim,
-                                                     .ldx = dim,
-                                                     .ldo = dim,
+                                                     .ldx = ldx,
+                                                     .ldo = ldo,
                                                      .n_group = 1,
                                                      .eps = eps});
+}
+
+int run_norm(const struct on *o, float *out, const float *x, const struct weight *w, int dim,
+             float eps)
+{
+    return run_norm_ld(o, out, dim, x, dim, w, dim, eps);
 }
 
 int run_copy(const struct on *o, float *out, const float *x, int hidden)

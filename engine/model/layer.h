@@ -90,6 +90,9 @@ int run_matmul(const struct on *o, float *out, const float *x, const struct weig
                const struct weight *bias, bool accumulate);
 int run_norm(const struct on *o, float *out, const float *x, const struct weight *w, int dim,
              float eps);
+/* The same with `ldo` and `ldx` between the rows. */
+int run_norm_ld(const struct on *o, float *out, int64_t ldo, const float *x, int64_t ldx,
+                const struct weight *w, int dim, float eps);
 /* out[R, hidden] = x[R, hidden] */
 int run_copy(const struct on *o, float *out, const float *x, int hidden);
 /* The taps of a pass that want the residual stream before `layer` (the number of layers: after the

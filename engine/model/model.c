@@ -53,7 +53,8 @@ static int find_family(const struct family **out, const char **arch, const json_
     if (!name && !(wrapped && type))
         return FAIL(e, E_INVAL, "'architectures' is missing or empty");
     *arch = name ? name : type;
-    const struct family *f = find(families, name, type);
+    bool head = draft && js_get(c, "draft_vocab_size");
+    const struct family *f = find(head ? drafters : families, name, type);
     if (!f) {
         f = find(drafters, name, type);
         if (f && !draft)

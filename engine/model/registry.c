@@ -4,4 +4,4 @@
 const struct family *const families[] = {
     &family_llama, &family_qwen2, &family_qwen3, &family_qwen3_moe, &family_deepseek, NULL,
 };
-const struct family *const drafters[] = {NULL};
+const struct family *const drafters[] = {&family_eagle3, NULL};

@@ -353,6 +353,11 @@ out:
     return ret;
 }
 
+bool tensors_generated(const struct tensors *t)
+{
+    return t->gen != NULL;
+}
+
 size_t tensors_count(const struct tensors *t)
 {
     return t->n;
@@ -544,6 +549,24 @@ int tensors_take_stack(struct tensors *t, const char *name, int64_t count, int64
         w[i] = (struct weight){
             .p = (const char *)x->p + (size_t)i * step, .dt = x->dt, .n = n, .k = k};
     return 1;
+}
+
+int tensors_take_raw(struct tensors *t, const char *name, const char *type, int64_t n,
+                     const void **p, struct err *e)
+{
+    int ret;
+    int64_t before = t->n_param;
+    *p = NULL;
+    struct tensor *x = take(t, name, &n, 1, TAKE_OPTIONAL, e, &ret);
+    if (!x)
+        return ret;
+    t->n_param = before; /* tables are not parameters */
+    t->bytes -= x->bytes;
+    x->used = false; /* nor read by operations */
+    if (strcmp(x->type, type) != 0)
+        return FAIL(e, E_FORMAT, "%s: tensor '%s' is %s, not %s", x->file, name, x->type, type);
+    *p = x->p;
+    return OK;
 }
 
 void tensors_ignore(struct tensors *t, const char *name)

@@ -55,6 +55,7 @@ struct tensors *tensors_generate(bool wrapped, int n_layer);
 /* Makes the values of what is in use and has none yet; nothing for sets of files. */
 void tensors_fill(struct tensors *t, int threads);
 
+bool tensors_generated(const struct tensors *t);
 size_t tensors_count(const struct tensors *t);
 const struct tensor *tensors_at(const struct tensors *t, size_t i);
 const struct tensor *tensors_find(const struct tensors *t, const char *name); /* NULL: none */
@@ -81,6 +82,10 @@ int tensors_take(struct tensors *t, const char *name, int64_t n, int64_t k, unsi
 /* A stack [count, n, k] as `count` weights. */
 int tensors_take_stack(struct tensors *t, const char *name, int64_t count, int64_t n, int64_t k,
                        unsigned flags, struct weight *w, struct err *e);
+/* The data of a vector of n elements of a type by the file's spelling; *p NULL when it is absent.
+ */
+int tensors_take_raw(struct tensors *t, const char *name, const char *type, int64_t n,
+                     const void **p, struct err *e);
 /* Marks a tensor as dealt with; nothing happens when it is absent. */
 void tensors_ignore(struct tensors *t, const char *name);
 /* Fails with the names of the first tensors nobody took. `*.rotary_emb.inv_freq` is ignored: old

@@ -131,6 +131,28 @@ void gen_open(struct gen *g, const char *name)
     }
 }
 
+void gen_new(struct gen *g, json_t *config)
+{
+    *g = (struct gen){.doc = json_pack("{s:o,s:[]}", "config", config, "tensors")};
+    CHECK(g->doc);
+    g->config = config;
+    g->tensors = json_object_get(g->doc, "tensors");
+}
+
+void gen_add(struct gen *g, const char *name, const char *type, int rows, int cols, double offset,
+             double scale)
+{
+    json_t *shape = rows ? json_pack("[i,i]", rows, cols) : json_pack("[i]", cols);
+    CHECK(json_array_append_new(g->tensors,
+                                json_pack("[s,s,o,f,f]", name, type, shape, offset, scale)) == 0);
+}
+
+void gen_add_list(struct gen *g, const char *name, const char *type, json_t *list)
+{
+    CHECK(json_array_append_new(g->tensors, json_pack("[s,s,[i],o]", name, type,
+                                                      (int)json_array_size(list), list)) == 0);
+}
+
 void gen_close(struct gen *g)
 {
     if (g->written) {
@@ -198,7 +220,7 @@ static void write_tensor(struct buf *head, struct buf *data, const json_t *t)
     const char *name = json_string_value(json_array_get(t, 0));
     const char *type = json_string_value(json_array_get(t, 1));
     const char *from = json_string_value(json_array_get(t, 5));
-    const json_t *shape = json_array_get(t, 2);
+    const json_t *shape = json_array_get(t, 2), *list = json_array_get(t, 3);
     float offset = (float)json_number_value(json_array_get(t, 3));
     float scale = (float)json_number_value(json_array_get(t, 4));
     int64_t n = 1;
@@ -206,7 +228,11 @@ static void write_tensor(struct buf *head, struct buf *data, const json_t *t)
     char *dims = json_dumps(shape, JSON_COMPACT);
     for (size_t i = 0; i < json_array_size(shape); i++)
         n *= json_integer_value(json_array_get(shape, i));
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; json_is_array(list) && i < n; i++) {
+        int64_t v = json_integer_value(json_array_get(list, (size_t)i));
+        buf_push(data, &v, strcmp(type, "I64") ? 1 : sizeof v);
+    }
+    for (int64_t i = 0; !json_is_array(list) && i < n; i++) {
         float v = gen_value(from ? from : name, i, offset, scale);
         if (!strcmp(type, "F32")) {
             buf_push(data, &v, 4);
@@ -235,7 +261,7 @@ static void write_shard(const struct gen *g, int shard, int shards, struct buf *
     if (shards > 1)
         snprintf(file, sizeof file, "model-%05d-of-%05d.safetensors", shard + 1, shards);
     /* Wider types first: every tensor stays aligned to its element. */
-    static const char *const order[] = {"F32", "BF16", "F16", "F8_E4M3"};
+    static const char *const order[] = {"I64", "F32", "BF16", "F16", "F8_E4M3", "BOOL"};
     for (size_t k = 0; k < ARRAY_LEN(order); k++) {
         json_array_foreach(g->tensors, i, t)
         {

@@ -21,7 +21,7 @@ enum { SANITIZED = 0 };
 struct gen {
     json_t *doc;     /* the file */
     json_t *config;  /* borrowed; NULL for a model that lies in the tree */
-    json_t *tensors; /* borrowed; [[name, dtype, shape, offset, scale], …] */
+    json_t *tensors; /* borrowed; [[name, dtype, shape, offset or list, scale], …] */
     json_t *prompts; /* borrowed; lists of ids */
     char dir[256];   /* the written folder, or the one in the tree */
     bool written;
@@ -30,6 +30,13 @@ struct gen {
 /* Names of all files, NULL ends. Aborts the test when the data is not there. */
 const char *const *gen_names(void);
 void gen_open(struct gen *g, const char *name);
+/* A checkpoint that has no file: takes over `config`; tensors are added. */
+void gen_new(struct gen *g, json_t *config);
+/* rows 0: a vector of cols. */
+void gen_add(struct gen *g, const char *name, const char *type, int rows, int cols, double offset,
+             double scale);
+/* A vector of given integers, type I64 or BOOL; takes over the list. */
+void gen_add_list(struct gen *g, const char *name, const char *type, json_t *list);
 void gen_close(struct gen *g); /* removes the folder */
 
 json_t *gen_tensor(struct gen *g, const char *name); /* its entry; fails the test when absent */

@@ -57,6 +57,12 @@ static int open_rows(struct mrun *r, struct err *e)
     size_t n = (size_t)r->c.rows_max * sizeof(int32_t);
     TRY(dev_array(r, &r->row.at, n, e));
     TRY(dev_array(r, &r->row.row0, n, e));
+    TRY(dev_array(r, &r->from, (size_t)r->c.n_slot * sizeof(int32_t), e));
+    int32_t first[64];
+    CHECK(r->c.n_slot <= 64);
+    for (int i = 0; i < r->c.n_slot; i++)
+        first[i] = r->info->shift;
+    TRY(r->ops->copy_in(r->d, r->from, first, (size_t)r->c.n_slot * sizeof first[0], e));
     TRY(dev_array(r, &r->row.anc, 2 * n, e));
     TRY(dev_array(r, &r->row.tok, n, e));
     TRY(dev_array(r, &r->row.slot, n, e));
@@ -68,8 +74,10 @@ static int open_rows(struct mrun *r, struct err *e)
         TRY(dev_array(r, &r->row.wslot[g], n, e));
     }
     size_t f = (size_t)r->c.rows_max * sizeof(float), wide = f * (size_t)r->info->feat;
-    if (r->c.n_tap)
-        TRY(dev_array(r, &r->taps, f * (size_t)(r->c.n_tap * r->info->hidden), e));
+    int taps =
+        r->info->n_tap ? r->info->n_tap * r->c.target->info->hidden : r->c.n_tap * r->info->hidden;
+    if (taps)
+        TRY(dev_array(r, &r->taps, f * (size_t)taps, e));
     if (wide) {
         TRY(dev_array(r, &r->feat, wide, e));
         TRY(dev_array(r, &r->feat_out, wide, e));
@@ -152,8 +160,9 @@ void mrun_close(struct mrun *r)
             if (r->use[i][g].a)
                 r->use[i][g].b->close(r->use[i][g].a);
     if (r->d) {
-        void *p[] = {r->row.tok, r->row.slot, r->row.pos, r->row.req, r->row.at, r->row.row0,
-                     r->row.anc, r->hidden,   r->logits,  r->taps,    r->feat,   r->feat_out};
+        void *p[] = {r->row.tok,  r->row.slot, r->row.pos, r->row.req, r->row.at,
+                     r->row.row0, r->row.anc,  r->from,    r->hidden,  r->logits,
+                     r->taps,     r->feat,     r->feat_out};
         for (size_t i = 0; i < ARRAY_LEN(p); i++)
             if (p[i])
                 r->ops->free(r->d, p[i]);
@@ -224,6 +233,7 @@ static int put_rows(struct mrun *r, int n, const struct mrow *rows, bool tree, s
                                   .pos = r->row.pos,
                                   .tok = r->row.tok,
                                   .at = r->row.at,
+                                  .from = r->from,
                                   .first = r->row.first[g],
                                   .last = r->row.last[g],
                                   .wslot = r->row.wslot[g],
@@ -294,6 +304,15 @@ int mrun_rows(struct mrun *r, enum role role, int n, const struct mrow *rows, fl
               struct err *e)
 {
     return mrun_pass(r, role, n, rows, &(struct mio){.logits = logits}, e);
+}
+
+int mrun_feature(struct mrun *r, int n, const float *taps, float *feat, struct err *e)
+{
+    CHECK(n > 0 && n <= r->c.rows_max);
+    size_t row = (size_t)(r->info->n_tap * r->c.target->info->hidden) * sizeof(float);
+    TRY(r->ops->copy_in(r->d, r->taps, taps, (size_t)n * row, e));
+    TRY(model_feature(r->m, r->taps, n, r->feat_out, e));
+    return give(r, feat, r->feat_out, n, r->info->feat, e);
 }
 
 int mrun_prefill(struct mrun *r, int slot, const int32_t *tok, int from, int to, int chunk,

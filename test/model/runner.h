@@ -48,6 +48,7 @@ struct mrun {
     struct attn_use use[3][LIM_KV_GROUPS]; /* prefill, verify, verify of trees */
     struct row_arrays row;
     float *hidden, *logits, *taps, *feat, *feat_out;
+    int32_t *from;                 /* device [n_slot]: a drafter has no row before `shift` */
     int32_t *table[LIM_KV_GROUPS]; /* host copies [n_slot][pages_max] */
     int *order;                    /* pages not handed out yet, per group the same list */
     int n_order;
@@ -61,6 +62,8 @@ int mrun_pass(struct mrun *r, enum role role, int n, const struct mrow *rows, co
 /* The same with logits [n][vocab] (NULL: not wanted) and nothing else. */
 int mrun_rows(struct mrun *r, enum role role, int n, const struct mrow *rows, float *logits,
               struct err *e);
+/* A drafter's features [n][feat] of its target's taps [n][n_tap * hidden of the target]. */
+int mrun_feature(struct mrun *r, int n, const float *taps, float *feat, struct err *e);
 /* Tokens [from, to) of `tok` into a slot, in prefill chunks; logits row i is of position i. */
 int mrun_prefill(struct mrun *r, int slot, const int32_t *tok, int from, int to, int chunk,
                  float *logits, struct err *e);
