@@ -19,6 +19,7 @@
 
 struct engine;
 struct buf;
+struct spec_algo;
 
 /* Settings; zero or NULL means the default beside it. Strings are copied. */
 struct engine_conf {
@@ -42,6 +43,7 @@ struct engine_conf {
     const char *draft_attention_backend; /* NULL: chosen */
     bool overlap_off;                    /* one step in flight instead of two */
     uint64_t seed;                       /* base of seeds for requests without one; 0: random */
+    const struct spec_algo *spec_algo;   /* tests: this algorithm, whatever the settings say */
 };
 
 /* Neutral values over the model's generation_config defaults. */

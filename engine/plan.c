@@ -103,6 +103,7 @@ int plan_worker(struct worker_conf *w, const struct engine_conf *c, struct err *
     w->block_size = c->block_size;
     w->attention_backend = c->attention_backend;
     w->draft_attention_backend = c->draft_attention_backend;
+    w->spec_algo = c->spec_algo;
     TRY(plan_spec(&w->spec, c, e));
     struct model *m; /* headers only: its sizes are needed before the worker opens it */
     struct model_conf mc = {.path = c->model, .dummy = c->dummy, .n_layer = c->num_layers};
@@ -159,9 +160,9 @@ static void put_matrix(struct buf *b, const struct runner *r, enum attn_kind for
             need[k].page = page;
             bool ok = attn_check(a, &need[k], &why) == OK;
             bool used = page && u->b == a && u->kind == need[k].kind;
-            buf_fmt(b, "  %-11s %d  %-16s  %-13s %s%s\n", role_name(need[k].role),
-                    group[k], attn_kind_name(need[k].kind), a->name,
-                    ok ? "ok" : why.text, used ? ", chosen" : "");
+            buf_fmt(b, "  %-11s %d  %-16s  %-13s %s%s\n", role_name(need[k].role), group[k],
+                    attn_kind_name(need[k].kind), a->name, ok ? "ok" : why.text,
+                    used ? ", chosen" : "");
         }
 }
 
