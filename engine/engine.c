@@ -172,7 +172,7 @@ static int open_sched(struct engine *g, const struct engine_conf *c, const struc
         .emit = wi->spec.steps + 1,
         .ahead = wi->spec.ahead,
         .depth = wi->spec_model ? wi->spec.steps : 0,
-        .model = wi->spec_model,
+        .adapt = wi->spec_adapt,
         .ngram = wi->spec.ngram_max > 0,
         .vocab = wi->model.vocab,
         .n_eos = wi->model.n_eos,

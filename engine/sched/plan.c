@@ -47,7 +47,7 @@ static int collect(struct sched *s, enum req_state want)
 
 static bool drafts(const struct sched *s, const struct sreq *r)
 {
-    return s->c.depth > 0 && r->g->p.spec_mode == SPEC_MODEL;
+    return s->depth > 0 && r->g->p.spec_mode == SPEC_MODEL;
 }
 
 /* Positions past the committed length that a step of r may write. */
@@ -70,6 +70,7 @@ static void add_rows(struct sched *s, struct step *st, struct sreq *r, int cap)
     st->req_slot[i] = r->slot;
     st->req_gen[i] = s->slot[r->slot].gen;
     st->req_cap[i] = cap;
+    r->round = drafts(s, r) ? s->depth : 0;
     st->rows_max += cap;
     r->pending += int_min(cap, s->c.emit);
     r->sure++;
@@ -77,7 +78,10 @@ static void add_rows(struct sched *s, struct step *st, struct sreq *r, int cap)
 
 static void plan_decode(struct sched *s, struct step *st)
 {
-    int n = collect(s, RQ_READY);
+    int n = collect(s, RQ_READY), may = 0;
+    for (int i = 0; i < n; i++)
+        may += s->scratch[i]->g->p.spec_mode == SPEC_MODEL;
+    s->depth = policy_depth(s, int_min(may, s->c.reqs_max));
     for (int i = 0; i < n && st->n_req < s->c.reqs_max; i++) {
         struct sreq *r = s->scratch[i];
         if (r->state != RQ_READY)
@@ -130,6 +134,7 @@ static void fill_chunk(struct sched *s, struct step *st, struct sreq *r, int n)
         r->state = RQ_READY;
         r->pending += last;
         r->sure += last;
+        r->round = last && drafts(s, r) ? s->depth : 0;
     }
 }
 
@@ -178,7 +183,8 @@ static void take_slot(struct sched *s, struct sreq *r)
     req_list_add(&s->running, r);
     s->st.queue_tokens -= r->n_prompt;
     r->state = RQ_PREFILL;
-    r->fill = r->pending = r->sure = 0;
+    r->fill = r->pending = r->sure = r->round = 0;
+    r->found = s->c.emit;
     r->fill_to = r->n_tok;
 }
 
@@ -259,8 +265,16 @@ static void remember(struct sched *s, struct step *st)
     f->n_chunk = st->n_chunk;
     memcpy(f->slot, st->req_slot, sizeof *f->slot * (size_t)st->n_req);
     memcpy(f->gen, st->req_gen, sizeof *f->gen * (size_t)st->n_req);
-    for (int i = 0; i < st->n_req; i++)
+    f->n_may = 0;
+    f->depth = st->depth;
+    f->steady = true;
+    for (int i = 0; i < st->n_req; i++) {
+        const struct sreq *r = s->slot[st->req_slot[i]].r;
         f->add[i] = int_min(st->req_cap[i], s->c.emit);
+        f->n_may += r && r->g->p.spec_mode == SPEC_MODEL;
+        f->steady &= (st->req_cap[i] > 1) == (st->depth > 0);
+    }
+    f->steady &= f->n_may == st->n_req;
     memcpy(f->chunk, st->chunk, sizeof *f->chunk * (size_t)st->n_chunk);
 }
 
@@ -276,7 +290,6 @@ bool plan_step(struct sched *s)
         return false;
     st->n_stop = st->n_start = st->n_set = st->n_req = st->n_chunk = st->n_row = st->rows_max = 0;
     st->n_draft = 0;
-    st->depth = s->c.depth;
     memset(&st->err, 0, sizeof st->err);
     plan_decode(s, st);
     plan_prefill(s, st);
@@ -285,6 +298,7 @@ bool plan_step(struct sched *s)
         return false;
     }
     add_stops(s, st);
+    st->depth = s->depth;
     st->no = ++s->step_no;
     s->spare = NULL;
     remember(s, st);

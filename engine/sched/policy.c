@@ -1,6 +1,7 @@
 /* Scheduling choices, apart from the machinery that carries them out: who goes next, who yields,
  * how many prefill rows fit beside decodes. Everything is by age, so that whatever is oldest and
- * not paused can always make progress, and nothing starves. Reads state, changes none. */
+ * not paused can always make progress, and nothing starves. Reads state, changes none but
+ * that of the adaptive depth. */
 #include "engine/sched/sched_int.h"
 
 enum {
@@ -19,20 +20,31 @@ int policy_prefill_rows(const struct sched *s, int n_decode)
     return some < all ? some : all;
 }
 
+/* Rows are planned for drafts that are there. The drafter's were made at the depth of the request's
+ * last round, of which no more are used than the depth now in force. Prompt lookup finds something
+ * or not; what it found after the last step that came back is the best guess for the next. */
 int policy_rows(const struct sched *s, const struct sreq *r)
 {
-    int drafts = 0;
+    int drafts = 0, deep = r->round < s->depth ? r->round : s->depth;
     switch (r->g->p.spec_mode) {
     case SPEC_OFF:
         break;
     case SPEC_NGRAM:
-        drafts = s->c.ngram ? s->c.emit - 1 : 0;
+        drafts = s->c.ngram && r->found > 1 ? s->c.emit - 1 : 0;
         break;
-    case SPEC_MODEL:
-        drafts = s->c.depth ? s->c.rows - 1 : 0;
+    case SPEC_MODEL: /* of a tree, a level has at most topk^2 nodes; all rows are as good a bound */
+        drafts = deep == 0 ? 0 : s->c.rows == s->c.emit ? deep : s->c.rows - 1;
         break;
     }
     return 1 + (drafts < r->g->p.spec_max ? drafts : r->g->p.spec_max);
+}
+
+/* Depth of the rounds of the step being planned, in which up to `n` requests may draft. */
+int policy_depth(struct sched *s, int n)
+{
+    if (!s->c.depth || !s->c.adapt)
+        return s->c.depth;
+    return adapt_depth(&s->adapt, n);
 }
 
 /* Ended by length in a step that is in flight, if not by something else: no rows needed. */

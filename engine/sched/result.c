@@ -140,6 +140,9 @@ static void count_verify(struct sched *s, struct sreq *r, const struct ring_rec 
     t->accepted += rec->n_accepted;
     t->deep[rec->n_deep]++;
     t->took[rec->n_accepted]++;
+    if (s->c.adapt && r->g->p.spec_mode == SPEC_MODEL)
+        adapt_accept(&s->adapt, rec->n_deep, rec->n_accepted);
+    r->found = rec->n_next;
     r->stats.n_verify++;
     r->stats.n_draft += rec->n_draft;
     r->stats.n_accepted += rec->n_accepted;
@@ -200,6 +203,17 @@ static void device_failed(struct sched *s, const struct err *err)
         req_finish(s, s->waiting.v[s->waiting.n - 1], NULL, FINISH_ERROR, err);
 }
 
+/* Device time of the decode part, for the choice of depth. */
+static void time_result(struct sched *s, const struct flight *f, const struct step *st)
+{
+    if (!s->c.adapt || !f->n_req || !st->stamps)
+        return;
+    int last = f->depth && f->n_may ? STAMP_DRAFT : STAMP_ACCEPT;
+    int64_t ns = st->stamps[last] - st->stamps[STAMP_VERIFY];
+    if (st->stamps[last] && st->stamps[STAMP_VERIFY])
+        adapt_time(&s->adapt, f->n_may, f->depth, f->steady, (double)ns * 1e-3);
+}
+
 void step_result(struct sched *s, struct step *st)
 {
     struct flight *f = s->flight;
@@ -212,6 +226,7 @@ void step_result(struct sched *s, struct step *st)
     if (st->err.code) {
         device_failed(s, &st->err);
     } else {
+        time_result(s, f, st);
         for (int i = 0; i < f->n_req; i++) {
             const struct ring_rec *rec = &st->decode_rec[i];
             CHECK(rec->n == 0 || (rec->slot == f->slot[i] && rec->gen == f->gen[i]));

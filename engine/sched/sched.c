@@ -54,6 +54,8 @@ int sched_open(struct sched **out, const struct sched_conf *c, struct err *e)
     for (int i = c->slots_max; i >= 1; i--) /* slot 1 is the first to be taken */
         s->free_slot[s->n_free_slot++] = i;
     buf_init(&s->text, 0);
+    adapt_init(&s->adapt, c->depth);
+    s->depth = c->depth;
     mutex_init(&s->lock);
     cond_init(&s->more);
     *out = s;

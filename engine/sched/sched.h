@@ -73,11 +73,12 @@ struct sched_conf {
     int queue_max; /* live requests beyond reqs_max */
     int steps;     /* in flight: 1 … STEPS_MAX */
     /* speculation; 1, 1, 1, 0, false, false without: */
-    int rows;          /* most rows of a request in a decode step: root and drafts */
-    int emit;          /* most tokens a decode step adds: drafts on a path, and one */
-    int ahead;         /* positions past the committed length that a step may write */
-    int depth;         /* of the model drafter's rounds; 0: there is none */
-    bool model, ngram; /* what a request may ask for */
+    int rows;   /* most rows of a request in a decode step: root and drafts */
+    int emit;   /* most tokens a decode step adds: drafts on a path, and one */
+    int ahead;  /* positions past the committed length that a step may write */
+    int depth;  /* of the model drafter's rounds; 0: there is none */
+    bool adapt; /* the depth follows measured times and acceptance */
+    bool ngram; /* a request may ask for prompt lookup */
     int vocab;
     int n_eos;
     int32_t eos[16];

@@ -9,6 +9,7 @@
 #include "engine/base/thread.h"
 #include "engine/sched/sched.h"
 #include "engine/text/stream.h"
+#include "speculative/adapt.h"
 
 enum req_state { RQ_WAITING, RQ_PREFILL, RQ_READY };
 
@@ -30,6 +31,8 @@ struct sreq {
     int seen;    /* positions that were prefilled once: beyond are new, below is recomputation */
     int pending; /* tokens that steps in flight may still add, at most … */
     int sure;    /* … and at least, unless it ends */
+    int round;   /* depth of the last round of drafts planned for it; 0: none since it started */
+    int found;   /* rows that were waiting when its last result came, for prompt lookup */
     int64_t chunk_step; /* the step that its last chunk is in */
 
     struct gen_evt *score; /* EVT_PROMPT in the making; NULL when not asked for or sent */
@@ -53,6 +56,8 @@ struct slot {
 struct flight {
     struct step *st;
     int n_req, n_chunk;
+    int n_may, depth;    /* requests that may use the drafter, and its depth here */
+    bool steady;         /* all are such requests, with all rows of that depth */
     int32_t *slot, *gen; /* [reqs_max] */
     int *add;            /* [reqs_max] most tokens the verify may add */
     struct prefill_chunk *chunk;
@@ -92,6 +97,8 @@ struct sched {
     struct req_list running, waiting;
     uint64_t next_age;
     int n_paused;
+    struct adapt adapt;
+    int depth; /* of the rounds in the step being planned */
     int64_t step_no;
     int in_flight;
     struct flight flight[STEPS_MAX];
@@ -132,6 +139,7 @@ void req_slot_params(const struct sched *s, const struct sreq *r, struct slot_pa
 
 /* choices (policy.c): no state of their own, nothing is changed here */
 int policy_rows(const struct sched *s, const struct sreq *r); /* of its next verify, at most */
+int policy_depth(struct sched *s, int n);
 int policy_prefill_rows(const struct sched *s, int n_decode);
 struct sreq *policy_victim(const struct sched *s, const struct sreq *needy);
 struct sreq *policy_next(const struct sched *s);

@@ -1,6 +1,8 @@
 /* What opening a runner decides before any memory is taken: device, model, page size, attention
  * backends, sizes. `specd plan` stops here, so its numbers are those of a start. Worker thread, or
  * whoever plans. */
+#include <string.h>
+
 #include "engine/base/check.h"
 #include "engine/base/log.h"
 #include "engine/worker/runner.h"
@@ -99,6 +101,7 @@ static int open_drafter(struct runner *r, const struct worker_conf *c, const str
     r->info.spec_name = r->algo->name;
     r->info.spec = r->spec_env.shape;
     r->info.spec_model = r->algo->propose != NULL;
+    r->info.spec_adapt = !c->spec_algo && c->spec.method && !strcmp(c->spec.method, "auto");
     return OK;
 }
 

@@ -93,6 +93,7 @@ struct worker_info {
     const char *spec_name;                                              /* the algorithm in use */
     struct spec_shape spec;
     bool spec_model;                     /* requests may have SPEC_MODEL */
+    bool spec_adapt;                     /* the method was left to us, and so is its depth */
     int64_t draft_bytes, draft_kv_bytes; /* the drafter's parts of workspace_bytes and kv_bytes */
     struct model_info draft;             /* of the drafter; family NULL: none */
     int n_graph;
