@@ -141,6 +141,9 @@ static int parse(struct eagle3 *m, struct cfg *c, const struct draft_target *tar
     double eps;
     TRY(cfg_common(c, t, e));
     TRY(cfg_int(c, "vocab_size", 1, 1 << 24, &m->vocab_target, e));
+    if (m->vocab_target != target->info->vocab)
+        return FAIL(e, E_INVAL, "'vocab_size' is %d, the target %s has a vocabulary of %d",
+                    m->vocab_target, target->info->arch, target->info->vocab);
     TRY(cfg_int_or(c, "draft_vocab_size", 1, m->vocab_target, m->vocab_target, &m->vocab, e));
     TRY(cfg_int(c, "hidden_size", 1, 1 << 20, &m->hidden, e));
     TRY(cfg_int_or(c, "target_hidden_size", 1, 1 << 20, m->hidden, &m->hidden_target, e));

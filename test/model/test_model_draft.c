@@ -234,7 +234,7 @@ START_TEST(head_equals_plain)
 }
 END_TEST
 
-/* Copies of embedding and head inside the layer, and none. */
+/* Copies of embedding and head inside the layer, and none; both forms of attention. */
 START_TEST(mtp_equals_plain)
 {
     static const char *const copies[] = {"model.layers.3.embed_tokens.weight",
@@ -247,7 +247,7 @@ START_TEST(mtp_equals_plain)
         if (_i)
             gen_add(&p.tg, copies[i], "BF16", 131, 72, 0, 1);
     }
-    pair_open(&p, (struct mrun_conf){.mla_form = ATTN_MLA_ABSORBED});
+    pair_open(&p, (struct mrun_conf){.mla_form = _i ? ATTN_MLA_DECOMPRESSED : ATTN_MLA_ABSORBED});
     const struct model_info *in = p.d.info;
     ck_assert_str_eq(in->family, "deepseek_mtp");
     ck_assert_int_eq(in->feat, 72);
@@ -563,6 +563,49 @@ START_TEST(language_model)
 }
 END_TEST
 
+/* Generated weights: a target that is placed before its next-token layer is opened, and a head from
+ * a configuration alone. Values are there, and rows differ. */
+START_TEST(generated_weights)
+{
+    struct mrun t, d;
+    struct gen g;
+    struct err e = {0};
+    struct mrow rows[2];
+    head_make(&g, &heads[0]);
+    json_object_set_new(g.config, "vocab_size", json_integer(4096));
+    json_object_set_new(g.config, "hidden_size", json_integer(192));
+    json_object_del(g.config, "target_hidden_size");
+    gen_write(&g, 1);
+    struct mrun_conf c = {
+        .rows_max = 8, .len_max = 64, .model = {.dummy = true, .n_layer = _i ? 4 : 2}};
+    MUST(mrun_open(&t, _i ? "configs/models/demo-qwen3" : "configs/models/demo/config.json", &c,
+                   &e));
+    c.target = &t;
+    c.model.n_layer = 0;
+    MUST(mrun_open(&d, _i ? g.dir : NULL, &c, &e));
+    int f = d.info->feat, v = d.info->vocab;
+    ck_assert_int_eq(v, _i ? HEAD_VOCAB : 4096);
+    for (int i = 0; _i && i < v; i++)
+        ck_assert_int_eq(model_d2t(d.m)[i], i);
+    float *feat = MEM_ARRAY(float, 2 * f), *logits = MEM_ARRAY(float, 2 * v);
+    for (int i = 0; i < 2 * f; i++)
+        feat[i] = (float)((i * 37) % 19 - 9);
+    for (int i = 0; i < 2; i++)
+        rows[i] = (struct mrow){.slot = 1, .pos = 1 + i, .tok = 40 + i};
+    MUST(mrun_pass(&d, TGT_PREFILL, 2, rows, &(struct mio){.feat = feat, .logits = logits}, &e));
+    double q = 0;
+    for (int i = 0; i < 2 * v; i++)
+        q += (double)logits[i] * (double)logits[i];
+    ck_assert_msg(isfinite(q) && q > 1, "%g", q);
+    ck_assert(far(logits, logits + v, v) > margin);
+    mem_free(feat);
+    mem_free(logits);
+    mrun_close(&d);
+    mrun_close(&t);
+    gen_close(&g);
+}
+END_TEST
+
 Suite *suite_model_draft(void)
 {
     Suite *s = suite_create("model_draft");
@@ -574,6 +617,7 @@ Suite *suite_model_draft(void)
     tcase_add_loop_test(t, draft_tree, 0, (int)ARRAY_LEN(bit_pairs));
     tcase_add_loop_test(t, taps_are_layer_inputs, 0, 5);
     tcase_add_test(t, language_model);
+    tcase_add_loop_test(t, generated_weights, 0, 2);
     suite_add_tcase(s, t);
     return s;
 }
