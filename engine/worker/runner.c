@@ -488,7 +488,7 @@ static int place(struct runner *r, struct err *e)
 {
     const struct model_info *mi = &r->info.model, *di = &r->info.draft;
     const struct worker_conf *c = &r->conf;
-    int len = c->len_max + r->spec_env.shape.ahead;
+    int len = c->len_max + r->spec_env.shape.ahead - 1;
     void *mem = NULL;
     TRY(model_place(r->model, r->ops, r->d, r->sizes.rows_max, c->len_max, e));
     TRY(batch_open(&r->b, &r->sizes, r->ops, r->d, e));

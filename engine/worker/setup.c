@@ -236,7 +236,7 @@ static int choose_sizes(struct runner *r, const struct worker_conf *c, struct er
             return FAIL(e, E_INVAL, "a KV cache of %lld tokens cannot be addressed",
                         (long long)c->kv_tokens);
         r->info.n_page[g] = (int)pages;
-        r->info.pages_max[g] = kv_pages((int64_t)c->len_max + shape->ahead, page);
+        r->info.pages_max[g] = kv_pages((int64_t)c->len_max + shape->ahead - 1, page);
     }
     r->set_max =
         mi->n_group * (c->prefill_rows_max + c->reqs_max * (shape->ahead + shape->steps + 4));

@@ -204,6 +204,7 @@ static inline void fake_decode(struct fake *f, struct step *st, struct ring_rec 
         rec[i].gen = st->req_gen[i];
         rec[i].step = st->no;
         rec[i].n = rec[i].fin = 0;
+        rec[i].n_next = f->c.rows;
         rec[i].n_draft = rec[i].n_accepted = rec[i].n_deep = 0;
         if (!s->live || s->gen != st->req_gen[i]) {
             f->n_dead++;
