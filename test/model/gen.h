@@ -48,6 +48,10 @@ void gen_write(struct gen *g, int shards);
 /* Puts a text file into the written folder. */
 void gen_put(const struct gen *g, const char *file, const char *text, size_t len);
 
+/* Fails the test unless the words of DIR/model.safetensors add up to `hex`: golden values of a
+ * trained model belong to one set of weights. */
+void gen_check_words(const char *dir, const char *hex);
+
 /* Value of element i of a tensor, before rounding to its type. */
 float gen_value(const char *name, int64_t i, float offset, float scale);
 
