@@ -142,6 +142,8 @@ struct attn_backend {
 
 extern const struct attn_backend *const attn_backends[]; /* best first, NULL ends */
 
+/* For open(): need and largest dimensions are of one role, and a page size is chosen. */
+int attn_open_check(const struct attn_need *n, const struct graph_dims *max, struct err *e);
 /* For run(): a call against need, largest and planned dimensions; E_INVAL names what differs. */
 int attn_call_check(const struct attn_need *n, const struct graph_dims *max,
                     const struct graph_dims *plan, const struct attn_call *c, struct err *e);

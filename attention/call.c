@@ -1,5 +1,15 @@
-/* The checks that every backend's run() makes before it launches. */
+/* The checks that every backend makes when it is opened and before it launches. */
 #include "attention/attn.h"
+
+int attn_open_check(const struct attn_need *n, const struct graph_dims *max, struct err *e)
+{
+    if (n->role != max->role)
+        return FAIL(e, E_INVAL, "attention: need is for role %s, dims for %s", role_name(n->role),
+                    role_name(max->role));
+    if (n->page < 1)
+        return FAIL(e, E_INVAL, "attention: page size %d is not chosen", n->page);
+    return OK;
+}
 
 int attn_call_check(const struct attn_need *n, const struct graph_dims *max,
                     const struct graph_dims *plan, const struct attn_call *c, struct err *e)

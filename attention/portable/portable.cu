@@ -26,7 +26,7 @@ static size_t portable_workspace(const struct attn_need *n, const struct graph_d
 static int portable_open(struct attn **out, struct dev *d, const struct attn_need *n,
                          const struct graph_dims *max, struct err *e)
 {
-    (void)e;
+    TRY(attn_open_check(n, max, e));
     struct attn *a = MEM_NEW(struct attn);
     a->d = d;
     a->need = *n;

@@ -15,11 +15,7 @@ size_t ref_workspace(const struct attn_need *n, const struct graph_dims *max)
 int ref_open(struct attn **out, struct dev *d, const struct attn_need *n,
              const struct graph_dims *max, struct err *e)
 {
-    if (n->role != max->role)
-        return FAIL(e, E_INVAL, "attention: need is for role %s, dims for %s", role_name(n->role),
-                    role_name(max->role));
-    if (n->page < 1)
-        return FAIL(e, E_INVAL, "attention: page size %d is not chosen", n->page);
+    TRY(attn_open_check(n, max, e));
     int64_t keys = (int64_t)max->pages * n->page;
     if (keys > cpu_attn_keys_max())
         return FAIL(e, E_UNSUPPORTED, "attention: %d pages of %d tokens, at most %d tokens",
