@@ -77,7 +77,20 @@ struct attn_need {
     bool lse_out, sinks, soft_cap;
 };
 
-/* Per layer call. GQA: q [R, n_head, qk], k/v pools [n, n_kv, dim]. MLA: q is [R, n_head, kv_lora +
+/* What a row sees: positions [first, last) of the page-table row `slot`; nothing when first >= last
+ * (padding), and then nothing else of the row is looked at.
+ *
+ * RANGE, BLOCK: these are positions of the cache. BLOCK says that a range may go on behind the row
+ * itself (a block whose rows see each other); the range is data in both.
+ *
+ * TREE: cache positions before row0, then the rows of the set bits. They count as positions row0,
+ * row0 + 1, … in ascending order, so that a path looks as if it had been written alone; `first` is
+ * such a position (a window's edge: the row's sequence position + 1 - window), `last` is a cache
+ * position: row0 + the row's own index + 1. Bits of rows at or behind `last` are ignored; last <=
+ * row0 makes it a RANGE row. The CPU backends keep the order of sums too: a row of a tree has the
+ * bits that its path gives when it is decoded alone.
+ *
+ * Per layer call. GQA: q [R, n_head, qk], k/v pools [n, n_kv, dim]. MLA: q is [R, n_head, kv_lora +
  * rope] (q_lat then rotated q_pe), the pool row is [latent | rotated k_pe], out [R, n_head,
  * kv_lora]. MLA decompressed: q is [R, n_head, nope + rope]; keys and values of a pool row are
  * expanded with `kv_b`; out is [R, n_head, v]. */
@@ -99,9 +112,10 @@ struct attn_call {
     int pages_max, page;
     float scale, soft_cap;
     const float *sinks; /* [n_head] or NULL */
-    const uint64_t
-        *ancestors;      /* MASK_TREE: [R] bit j: the row sees the step's j-th row of its request */
-    const int32_t *row0; /* MASK_TREE, MASK_BLOCK: [R] pool position of the request's row 0 */
+    /* MASK_TREE, [R]. Row j of a request's step lies at cache position row0 + j; bit j of
+     * ancestors: this row sees it (its own bit included; a parent has a smaller j). */
+    const uint64_t *ancestors;
+    const int32_t *row0;
     /* MLA */
     int kv_lora, rope, nope;
     struct weight kv_b; /* decompressed form */
@@ -128,6 +142,11 @@ struct attn_backend {
 
 extern const struct attn_backend *const attn_backends[]; /* best first, NULL ends */
 
+/* For open(): need and largest dimensions are of one role, and a page size is chosen. */
+int attn_open_check(const struct attn_need *n, const struct graph_dims *max, struct err *e);
+/* For run(): a call against need, largest and planned dimensions; E_INVAL names what differs. */
+int attn_call_check(const struct attn_need *n, const struct graph_dims *max,
+                    const struct graph_dims *plan, const struct attn_call *c, struct err *e);
 /* All reasons in one text, separated by "; ". */
 int attn_check(const struct attn_backend *b, const struct attn_need *n, struct err *why);
 /* First backend of the device that passes, or the one called `force` (not NULL); a failure lists

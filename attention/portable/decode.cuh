@@ -1,5 +1,7 @@
 /* The portable attention kernel: any row sees keys [first, last) of its slot through the page
- * table.
+ * table; with a tree mask (ancestors not NULL) those from row0 on only where its bit is set. The
+ * keys of a path are shared out to warps by cache position: what a row of a tree gives equals its
+ * path decoded alone up to rounding, not bit for bit.
  *
  * grid (R, KV heads, chunks of HC query heads); 4 warps take keys in turn, lanes split the head
  * dims, every warp keeps its own running softmax and the block merges them. Each KV element is read
@@ -25,6 +27,13 @@ static __device__ __forceinline__ float portable_kv(const float *p)
 static __device__ __forceinline__ float portable_kv(const __nv_bfloat16 *p)
 {
     return __bfloat162float(*p);
+}
+
+/* Whether ancestor bit i is set and at least `skip` (when positive) are set below it: those are
+ * before the window. */
+static __device__ __forceinline__ bool portable_sees(uint64_t bits, int i, int skip)
+{
+    return i < 64 && bits >> i & 1 && __popcll(bits & ((1ull << i) - 1)) >= skip;
 }
 
 /* QL, VL: ceil(dim / 32) of keys and values; HC: query heads of a block. */
@@ -54,7 +63,15 @@ __global__ void __launch_bounds__(PORTABLE_WARPS * 32) portable_kernel(struct at
             q[h][i] = h < heads && j < qk ? c.q[r * c.ldq + (int64_t)(head0 + h) * qk + j] : 0.0f;
         }
     }
-    for (int j = c.first[r] + warp; j < c.last[r]; j += PORTABLE_WARPS) {
+    int first = c.first[r], last = c.last[r], row0 = last;
+    uint64_t bits = 0;
+    if (c.ancestors && first < last && c.row0[r] < last) {
+        row0 = c.row0[r];
+        bits = c.ancestors[r];
+    }
+    for (int j = min(first, row0) + warp; j < last; j += PORTABLE_WARPS) {
+        if (j < row0 ? j < first : !portable_sees(bits, j - row0, first - row0))
+            continue; /* the whole warp */
         int64_t at = (int64_t)table[j / c.page] * c.page + j % c.page;
         float k[QL], v[VL];
 #pragma unroll

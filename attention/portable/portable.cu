@@ -1,6 +1,6 @@
 /* "portable" and "portable-mla": CUDA backends of plain code for every GPU from sm_80 on, GQA and
- * absorbed MLA over paged fp32 or bf16 caches. No workspace, no plan state: what a step needs is in
- * the call, so they can be captured for any shape. */
+ * absorbed MLA over paged fp32 or bf16 caches. No workspace; of a plan only the dimensions are
+ * kept, what a step needs is in the call, so they can be captured for any shape. */
 #include "attention/portable/decode.cuh"
 
 extern "C" {
@@ -13,6 +13,7 @@ struct attn {
     struct dev *d;
     struct attn_need need;
     struct graph_dims max;
+    struct graph_dims plan; /* of the last plan(); rows 0 before the first */
 };
 
 static size_t portable_workspace(const struct attn_need *n, const struct graph_dims *max)
@@ -25,7 +26,7 @@ static size_t portable_workspace(const struct attn_need *n, const struct graph_d
 static int portable_open(struct attn **out, struct dev *d, const struct attn_need *n,
                          const struct graph_dims *max, struct err *e)
 {
-    (void)e;
+    TRY(attn_open_check(n, max, e));
     struct attn *a = MEM_NEW(struct attn);
     a->d = d;
     a->need = *n;
@@ -36,7 +37,9 @@ static int portable_open(struct attn **out, struct dev *d, const struct attn_nee
 
 static int portable_plan(struct attn *a, const struct graph_dims *g, struct err *e)
 {
-    return graph_dims_check(&a->max, g, "attention plan", e);
+    TRY(graph_dims_check(&a->max, g, "attention plan", e));
+    a->plan = *g;
+    return OK;
 }
 
 static void portable_close(struct attn *a)
@@ -76,18 +79,20 @@ template <typename KV> static int dispatch(const struct attn *a, const struct at
 
 static int portable_run(struct attn *a, const struct attn_call *c, struct err *e)
 {
-    if (c->mask != MASK_RANGE)
-        return FAIL(e, E_INVAL, "portable attention: mask kind %d is not offered", (int)c->mask);
-    if (c->cp_world > 1)
-        return FAIL(e, E_UNSUPPORTED, "portable attention: context parallelism is not offered");
-    int r = c->kv_type == DT_BF16 ? dispatch<__nv_bfloat16>(a, c) : dispatch<float>(a, c);
+    TRY(attn_call_check(&a->need, &a->max, &a->plan, c, e));
+    struct attn_call x = *c;
+    if (x.mask != MASK_TREE)
+        x.ancestors = NULL; /* RANGE and BLOCK: the range is data */
+    int r = x.kv_type == DT_BF16 ? dispatch<__nv_bfloat16>(a, &x) : dispatch<float>(a, &x);
     cuda_dev_count_launch(a->d);
     return r < 0 ? FAIL(e, r, "portable attention: the kernel for head dims %d/%d does not start",
                         c->dims.qk, c->dims.v)
                  : OK;
 }
 
-static const struct attn_role_caps ANY_ROWS = {MASK_RANGE, GRAPH_ANY, 0, false};
+static const struct attn_role_caps PREFILL = {MASK_RANGE, GRAPH_ANY, 0, false};
+static const struct attn_role_caps ANY_MASK = {MASK_RANGE | MASK_TREE | MASK_BLOCK, GRAPH_ANY, 0,
+                                               false};
 
 static struct attn_caps caps(uint32_t kinds)
 {
@@ -98,8 +103,9 @@ static struct attn_caps caps(uint32_t kinds)
     c.sm_min = 80;
     c.cp_max = 1;
     c.lse_out = c.window = c.sinks = c.soft_cap = true;
-    c.role[TGT_PREFILL] = c.role[TGT_VERIFY] = c.role[DRF_PREFILL] = c.role[DRF_EXTEND] = ANY_ROWS;
-    c.role[DRF_DECODE] = c.role[DRF_FROZEN] = ANY_ROWS;
+    c.role[TGT_PREFILL] = c.role[DRF_PREFILL] = PREFILL;
+    c.role[TGT_VERIFY] = c.role[DRF_EXTEND] = c.role[DRF_DECODE] = ANY_MASK;
+    c.role[DRF_FROZEN] = c.role[DRF_BLOCK] = ANY_MASK;
     return c;
 }
 

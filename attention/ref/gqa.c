@@ -20,7 +20,7 @@ static int exec(struct dev *d, const void *args)
 
 static int run(struct attn *a, const struct attn_call *c, struct err *e)
 {
-    TRY(ref_call_check(a, c, e));
+    TRY(attn_call_check(&a->need, &a->max, &a->plan, c, e));
     struct ref_args x = {a, *c};
     return cpu_call(a->d, exec, &x, sizeof x);
 }

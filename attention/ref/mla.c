@@ -16,7 +16,7 @@ static int exec(struct dev *d, const void *args)
 
 static int run(struct attn *a, const struct attn_call *c, struct err *e)
 {
-    TRY(ref_call_check(a, c, e));
+    TRY(attn_call_check(&a->need, &a->max, &a->plan, c, e));
     if (c->kv_lora + c->rope != c->dims.qk || c->kv_lora != c->dims.v)
         return FAIL(e, E_INVAL, "ref-mla: latent %d and rope %d do not make head dims %d/%d",
                     c->kv_lora, c->rope, c->dims.qk, c->dims.v);

@@ -64,6 +64,25 @@ static void expand_heads(struct dev *d, const struct expand *x, float *values, i
     cpu_parallel(d, x->n, copy_rope, (void *)x);
 }
 
+/* Pool rows of the positions [from, to) that rows [r0, r1) may see; false: they see none. A
+ * position that is in between and seen by no row (of a tree) takes the pool row of another: its own
+ * must not be read. */
+static bool pool_rows(const struct cpu_attn *k, int32_t *pool, int r0, int r1, int from, int to)
+{
+    const int32_t *t = k->table + (int64_t)k->slot[r0] * k->pages_max;
+    int32_t any = -1;
+    for (int p = from; p < to; p++) {
+        int r = r0;
+        while (k->ancestors && r < r1 && !cpu_attn_sees(k, r, p))
+            r++;
+        pool[p] = r < r1 ? t[p / k->page] * k->page + p % k->page : -1;
+        any = pool[p] >= 0 ? pool[p] : any;
+    }
+    for (int p = from; p < to && any >= 0; p++)
+        pool[p] = pool[p] >= 0 ? pool[p] : any;
+    return any >= 0;
+}
+
 /* Rows [r0, r1) of one request, which see positions in [from, to). */
 static void request(struct attn *a, const struct attn_call *c, int r0, int r1, int from, int to)
 {
@@ -72,15 +91,14 @@ static void request(struct attn *a, const struct attn_call *c, int r0, int r1, i
     float *values = keys + (int64_t)HEADS_AT_ONCE * a->keys_max * c->dims.qk;
     int32_t *pool = (int32_t *)(values + (int64_t)HEADS_AT_ONCE * a->keys_max * c->dims.v);
     CHECK(to <= a->keys_max);
-    const int32_t *t = c->table + (int64_t)c->slot[r0] * c->pages_max;
-    for (int p = from; p < to; p++)
-        pool[p] = t[p / c->page] * c->page + p % c->page;
+    struct cpu_attn all = ref_core_args(c);
+    bool any = pool_rows(&all, pool, r0, r1, from, to);
     for (int h0 = 0; h0 < c->n_head; h0 += HEADS_AT_ONCE) {
         int heads = c->n_head - h0 < HEADS_AT_ONCE ? c->n_head - h0 : HEADS_AT_ONCE;
         struct expand x = {c, keys, pool, from, to - from, heads, a->keys_max};
-        if (to > from)
+        if (any)
             expand_heads(d, &x, values, h0);
-        struct cpu_attn k = ref_core_args(c);
+        struct cpu_attn k = all;
         k.n_head = k.n_kv = heads;
         k.q += (int64_t)h0 * c->dims.qk;
         k.out += (int64_t)h0 * c->dims.v;
@@ -118,7 +136,7 @@ static int exec(struct dev *d, const void *args)
 
 static int run(struct attn *a, const struct attn_call *c, struct err *e)
 {
-    TRY(ref_call_check(a, c, e));
+    TRY(attn_call_check(&a->need, &a->max, &a->plan, c, e));
     if (c->nope + c->rope != c->dims.qk || c->kv_b.k != c->kv_lora ||
         c->kv_b.n != (int64_t)c->n_head * (c->nope + c->dims.v))
         return FAIL(

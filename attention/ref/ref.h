@@ -1,5 +1,5 @@
-/* Shared parts of the CPU reference backends: state, checks of a call. Owner thread of the device;
- * the loops over rows and heads are in kernels/cpu/attn_core.h. */
+/* Shared parts of the CPU reference backends. Owner thread of the device; the loops over rows and
+ * heads are in kernels/cpu/attn_core.h. */
 #ifndef SPECD_ATTN_REF_H
 #define SPECD_ATTN_REF_H
 
@@ -28,9 +28,6 @@ int ref_open(struct attn **out, struct dev *d, const struct attn_need *n,
              const struct graph_dims *max, struct err *e);
 int ref_plan(struct attn *a, const struct graph_dims *g, struct err *e);
 void ref_close(struct attn *a);
-
-/* Checks a call against need and plan; E_INVAL names what is wrong. */
-int ref_call_check(const struct attn *a, const struct attn_call *c, struct err *e);
 
 /* The part of the core's arguments that all backends take from a call. */
 struct cpu_attn ref_core_args(const struct attn_call *c);

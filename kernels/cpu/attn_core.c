@@ -3,7 +3,11 @@
  * A work item is a few consecutive rows of one request and a few query heads that share a KV head:
  * up to LINES lines (row, head). It runs in three passes over the keys that the lines see: all
  * scores into the thread's panel, softmax line by line, then values. Lines only share loads; each
- * keeps its own sums, so how lines are grouped does not show in the bits. */
+ * keeps its own sums, so how lines are grouped does not show in the bits.
+ *
+ * All positions below are logical (see the header). Lines of an item share those where logical and
+ * cache positions are the same for all of them; what lies behind row0 of a row whose ancestors have
+ * gaps is taken row by row. */
 #include "kernels/cpu/attn_core.h"
 
 #include <math.h>
@@ -25,7 +29,7 @@ enum {
 
 struct tile {
     int32_t r0, r1;   /* rows */
-    int32_t from, to; /* positions that at least one of them sees */
+    int32_t from, to; /* logical positions that at least one of them sees */
 };
 
 struct job {
@@ -41,6 +45,7 @@ struct item {
     const struct cpu_isa *isa;
     struct tile t;
     int g, h0, nh, lines; /* line = (row - r0) * nh + (head - h0) */
+    int split;            /* [from, split) is shared by the rows, the rest is each row's own */
     int base;             /* position of score column 0: `from` rounded down to a lane */
     int64_t lds;          /* columns of a score line */
     float *s, *keys, *q, *out;
@@ -51,6 +56,40 @@ int cpu_attn_keys_max(void)
     return SCORE_FLOATS - 2 * CPU_LANES;
 }
 
+/* The step's rows that row r sees, as bits. */
+static uint64_t tree_bits(const struct cpu_attn *a, int r)
+{
+    if (!a->ancestors || a->last[r] <= a->row0[r])
+        return 0;
+    int n = a->last[r] - a->row0[r];
+    return n >= 64 ? a->ancestors[r] : a->ancestors[r] & ((1ull << n) - 1);
+}
+
+int cpu_attn_end(const struct cpu_attn *a, int r)
+{
+    if (!a->ancestors || a->first[r] >= a->last[r] || a->last[r] <= a->row0[r])
+        return a->last[r];
+    return a->row0[r] + __builtin_popcountll(tree_bits(a, r));
+}
+
+bool cpu_attn_sees(const struct cpu_attn *a, int r, int p)
+{
+    if (p < a->first[r] || p >= a->last[r])
+        return false;
+    if (!a->ancestors || p < a->row0[r])
+        return true;
+    int j = p - a->row0[r];
+    uint64_t bits = tree_bits(a, r), below = j < 64 ? bits & ((1ull << j) - 1) : 0;
+    return j < 64 && bits >> j & 1 && a->row0[r] + __builtin_popcountll(below) >= a->first[r];
+}
+
+/* Logical positions of row r up to here are cache positions. */
+static int plain_end(const struct cpu_attn *a, int r)
+{
+    uint64_t bits = tree_bits(a, r);
+    return bits & (bits + 1) ? a->row0[r] : cpu_attn_end(a, r);
+}
+
 static int64_t pool_row(const struct cpu_attn *a, int r, int p)
 {
     if (!a->table)
@@ -59,17 +98,26 @@ static int64_t pool_row(const struct cpu_attn *a, int r, int p)
     return (int64_t)t[p / a->page] * a->page + p % a->page;
 }
 
-/* Pointers to the vectors of positions [p0, p0 + n): base of the KV head + pool row * ld. */
-static void point(const struct item *it, const float **out, const float *vec, int64_t ld, int p0,
-                  int n)
+/* Pointers to the vectors of positions [p0, p1) of row r, of which those before `plain` are cache
+ * positions: base of the KV head + pool row * ld. */
+static void point(const struct cpu_attn *a, int r, int plain, const float **out, const float *vec,
+                  int64_t ld, int p0, int p1)
 {
-    const struct cpu_attn *a = it->a;
-    for (int j = 0; j < n;) {
-        const float *v = vec + pool_row(a, it->t.r0, p0 + j) * ld;
-        int run = a->table ? a->page - (p0 + j) % a->page : n - j;
-        for (; run > 0 && j < n; run--, j++, v += ld)
-            out[j] = v;
+    int p = p0;
+    plain = plain < p1 ? plain : p1;
+    while (p < plain) {
+        const float *v = vec + pool_row(a, r, p) * ld;
+        int run = a->table ? a->page - p % a->page : plain - p;
+        for (; run > 0 && p < plain; run--, p++, v += ld)
+            *out++ = v;
     }
+    if (p == p1)
+        return;
+    uint64_t bits = tree_bits(a, r);
+    for (int skip = p - a->row0[r]; skip > 0; skip--)
+        bits &= bits - 1;
+    for (; p < p1; p++, bits &= bits - 1)
+        *out++ = vec + pool_row(a, r, a->row0[r] + __builtin_ctzll(bits)) * ld;
 }
 
 static void load_queries(const struct item *it)
@@ -84,33 +132,38 @@ static void load_queries(const struct item *it)
     }
 }
 
-static void all_scores(const struct item *it)
+/* Scores of `n` lines from l at positions [from, to) of row r, cache positions before `plain`. */
+static void scores(const struct item *it, int l, int n, int r, int plain, int from, int to)
 {
     const struct cpu_attn *a = it->a;
     int kp = cpu_pad(a->dk);
     const float *k[KEYS];
-    for (int p = it->t.from; p < it->t.to; p += KEYS) {
-        int n = it->t.to - p < KEYS ? it->t.to - p : KEYS;
-        point(it, k, a->k + it->g * a->k_head, a->k_ld, p, n);
-        for (int j = 0; j < n && kp != a->dk; j++) { /* odd head dims: padded copies */
+    for (int p = from; p < to; p += KEYS) {
+        int nk = to - p < KEYS ? to - p : KEYS;
+        point(a, r, plain, k, a->k + it->g * a->k_head, a->k_ld, p, p + nk);
+        for (int j = 0; j < nk && kp != a->dk; j++) { /* odd head dims: padded copies */
             float *c = it->keys + (int64_t)j * kp;
             memcpy(c, k[j], (size_t)a->dk * sizeof *c);
             memset(c + a->dk, 0, (size_t)(kp - a->dk) * sizeof *c);
             k[j] = c;
         }
-        it->isa->scores(it->s + (p - it->base), it->lds, it->q, it->lines, k, n, kp);
+        it->isa->scores(it->s + l * it->lds + (p - it->base), it->lds, it->q + (int64_t)l * kp, n,
+                        k, nk, kp);
     }
 }
 
-/* Score columns of the row that the tree mask hides become -inf. */
-static void hide(const struct item *it, float *s, int r)
+/* Where row r's own part begins. */
+static int own_from(const struct item *it, int r)
 {
-    const struct cpu_attn *a = it->a;
-    for (int p = a->row0[r] > a->first[r] ? a->row0[r] : a->first[r]; p < a->last[r]; p++) {
-        int j = p - a->row0[r];
-        if (j >= 64 || !(a->ancestors[r] >> j & 1))
-            s[p - it->base] = -INFINITY;
-    }
+    return it->a->first[r] > it->split ? it->a->first[r] : it->split;
+}
+
+static void all_scores(const struct item *it)
+{
+    scores(it, 0, it->lines, it->t.r0, it->split, it->t.from, it->split);
+    for (int r = it->t.r0; r < it->t.r1 && it->split < it->t.to; r++)
+        scores(it, (r - it->t.r0) * it->nh, it->nh, r, plain_end(it->a, r), own_from(it, r),
+               cpu_attn_end(it->a, r));
 }
 
 /* Turns a line of scores into weights exp(s - top); returns 1 / their sum, 0 when it sees nothing.
@@ -119,7 +172,7 @@ static float softmax(const struct item *it, int l)
 {
     const struct cpu_attn *a = it->a;
     int r = it->t.r0 + l / it->nh, h = it->h0 + l % it->nh;
-    int c0 = a->first[r] - it->base, c1 = a->last[r] - it->base;
+    int c0 = a->first[r] - it->base, c1 = cpu_attn_end(a, r) - it->base;
     float *s = it->s + l * it->lds, top = -INFINITY;
     double acc[CPU_LANES] = {0};
     if (c0 < c1) {
@@ -128,14 +181,11 @@ static float softmax(const struct item *it, int l)
             s[c] = -INFINITY;
         for (int c = c1; c < a1; c++)
             s[c] = -INFINITY;
-        if (a->ancestors)
-            hide(it, s, r);
         top = it->isa->scale_max(s + a0, a1 - a0, a->scale);
         if (a->soft_cap > 0) {
             top = -INFINITY;
             for (int c = c0; c < c1; c++) {
-                if (s[c] != -INFINITY)
-                    s[c] = a->soft_cap * tanhf(s[c] / a->soft_cap);
+                s[c] = a->soft_cap * tanhf(s[c] / a->soft_cap);
                 top = s[c] > top ? s[c] : top;
             }
         }
@@ -168,52 +218,69 @@ static int clamp(int v, int lo, int hi)
     return v < lo ? lo : v > hi ? hi : v;
 }
 
-/* Line l alone, positions [p0, p1) of its range; a tree line skips what it does not see (a weight
- * of zero is not enough: the hidden value may be anything). */
-static void line_values(const struct item *it, int l, const float *const *v, int b, int p0, int p1)
+/* Values of the positions that the rows share. */
+static void shared_values(const struct item *it)
 {
     const struct cpu_attn *a = it->a;
-    int r = it->t.r0 + l / it->nh;
-    if (!a->ancestors) {
-        add_values(it, l, 1, v, b, p0, p1);
-        return;
-    }
-    int m = clamp(a->row0[r], p0, p0 > p1 ? p0 : p1);
-    add_values(it, l, 1, v, b, p0, m);
-    for (int p = m; p < p1; p++) {
-        int j = p - a->row0[r];
-        if (j < 64 && a->ancestors[r] >> j & 1)
-            add_values(it, l, 1, v, b, p, p + 1);
-    }
-}
-
-static void all_values(const struct item *it)
-{
-    const struct cpu_attn *a = it->a;
-    memset(it->out, 0, (size_t)it->lines * (size_t)a->dv * sizeof *it->out);
     const float *v[KEYS];
-    for (int b = it->t.from; b < it->t.to; b += KEYS) {
-        int e = it->t.to - b < KEYS ? it->t.to : b + KEYS;
-        point(it, v, a->v + it->g * a->v_head, a->v_ld, b, e - b);
+    for (int b = it->t.from; b < it->split; b += KEYS) {
+        int e = it->split - b < KEYS ? it->split : b + KEYS;
+        point(a, it->t.r0, it->split, v, a->v + it->g * a->v_head, a->v_ld, b, e);
         for (int l0 = 0; l0 < it->lines; l0 += 3) {
             int n = it->lines - l0 < 3 ? it->lines - l0 : 3;
             int c0 = b, c1 = e; /* positions that all of the lines see */
             for (int l = l0; l < l0 + n; l++) {
                 int r = it->t.r0 + l / it->nh;
                 c0 = clamp(a->first[r], c0, e);
-                c1 = clamp(a->last[r], b, c1);
+                c1 = clamp(cpu_attn_end(a, r), b, c1);
             }
-            if (c1 <= c0 || a->ancestors)
+            if (c1 <= c0)
                 c0 = c1 = e;
             for (int l = l0; l < l0 + n && c0 > b; l++) {
                 int r = it->t.r0 + l / it->nh;
-                line_values(it, l, v, b, clamp(a->first[r], b, e), clamp(a->last[r], b, c0));
+                add_values(it, l, 1, v, b, clamp(a->first[r], b, e),
+                           clamp(cpu_attn_end(a, r), b, c0));
             }
             add_values(it, l0, n, v, b, c0, c1);
             for (int l = l0; l < l0 + n && c1 < e; l++)
-                line_values(it, l, v, b, c1, clamp(a->last[it->t.r0 + l / it->nh], c1, e));
+                add_values(it, l, 1, v, b, c1,
+                           clamp(cpu_attn_end(a, it->t.r0 + l / it->nh), c1, e));
         }
     }
+}
+
+/* Values of row r's own positions. */
+static void own_values(const struct item *it, int r)
+{
+    const struct cpu_attn *a = it->a;
+    const float *v[KEYS];
+    for (int b = own_from(it, r), end = cpu_attn_end(a, r); b < end; b += KEYS) {
+        int e = end - b < KEYS ? end : b + KEYS;
+        point(a, r, plain_end(a, r), v, a->v + it->g * a->v_head, a->v_ld, b, e);
+        for (int l = 0; l < it->nh; l += 3)
+            add_values(it, (r - it->t.r0) * it->nh + l, it->nh - l < 3 ? it->nh - l : 3, v, b, b,
+                       e);
+    }
+}
+
+static void all_values(const struct item *it)
+{
+    memset(it->out, 0, (size_t)it->lines * (size_t)it->a->dv * sizeof *it->out);
+    shared_values(it);
+    for (int r = it->t.r0; r < it->t.r1 && it->split < it->t.to; r++)
+        own_values(it, r);
+}
+
+/* Where positions stop being shared: at the first row0 of a row with gaps. */
+static int split_of(const struct cpu_attn *a, const struct tile *t)
+{
+    int split = t->to;
+    for (int r = t->r0; r < t->r1; r++) {
+        int end = plain_end(a, r);
+        if (end < cpu_attn_end(a, r) && end < split)
+            split = end > t->from ? end : t->from;
+    }
+    return split;
 }
 
 static void run_item(void *ud, int i)
@@ -226,6 +293,7 @@ static void run_item(void *ud, int i)
     it.h0 = it.g * j->group + chunk * j->chunk;
     it.nh = j->group - chunk * j->chunk < j->chunk ? j->group - chunk * j->chunk : j->chunk;
     it.lines = (it.t.r1 - it.t.r0) * it.nh;
+    it.split = split_of(a, &it.t);
     it.base = it.t.from / CPU_LANES * CPU_LANES;
     it.lds = cpu_pad(it.t.to - it.base) + CPU_LANES;
     it.s = cpu_panel(j->d);
@@ -264,10 +332,12 @@ static int list_tiles(const struct cpu_attn *a, int r0, int r1, int chunk, struc
 {
     int n = 0;
     for (int r = r0; r < r1;) {
-        int from = a->first[r], to = a->last[r] > from ? a->last[r] : from, e = r + 1;
+        int from = a->first[r], to = cpu_attn_end(a, r), e = r + 1;
+        to = to > from ? to : from;
         for (; e < r1 && a->slot[e] == a->slot[r] && e - r < tile_rows(chunk, to - from); e++) {
-            int f = a->first[e] < from ? a->first[e] : from, l = a->last[e] > to ? a->last[e] : to;
-            if (a->first[e] > to || a->last[e] < from || a->first[e] >= a->last[e] ||
+            int end = cpu_attn_end(a, e);
+            int f = a->first[e] < from ? a->first[e] : from, l = end > to ? end : to;
+            if (a->first[e] > to || end < from || a->first[e] >= end ||
                 e + 1 - r > tile_rows(chunk, l - f))
                 break;
             from = f;

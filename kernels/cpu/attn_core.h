@@ -2,6 +2,7 @@
 #ifndef SPECD_CPU_ATTN_CORE_H
 #define SPECD_CPU_ATTN_CORE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/device.h"
@@ -23,14 +24,27 @@ struct cpu_attn {
     float scale, soft_cap;     /* soft_cap 0: none */
     const float *sinks;        /* [n_head] or NULL */
     const uint64_t *ancestors; /* [R], tree masks only, else NULL */
-    const int32_t *row0;       /* [R] */
+    const int32_t *row0;       /* [R], with ancestors */
 };
 
-/* Rows [r0, r1). Row r sees positions [first, last); with ancestors, a position row0 + j only if
- * bit j is set (j < 64). Scores are cpu_dot * scale (then the cap); values are added in ascending
- * key position by fused multiply-adds, the softmax sum in 16 double lanes of the position: bits
- * depend on the visible keys alone. A row that sees nothing gives 0 and -inf. */
+/* Rows [r0, r1). Row r sees the logical positions [first, end).
+ *
+ * Without ancestors a logical position is a position of the cache and end = last. With them, cache
+ * positions before row0 are logical positions, then the d-th set bit of `ancestors` (bit j: cache
+ * position row0 + j < last, j < 64; ascending) is logical position row0 + d: a path of a tree looks
+ * as if it had been written without the rows beside it. A row that brings last <= row0 sees [first,
+ * last) of the cache.
+ *
+ * Scores are cpu_dot * scale (then the cap); values are added in ascending logical position by
+ * fused multiply-adds, the softmax sum in 16 double lanes of the logical position: bits depend on
+ * the visible keys alone. A row that sees nothing gives 0 and -inf. What only other rows see is
+ * never part of a row's sums; what no row sees is never read. */
 void cpu_attn(struct dev *d, const struct cpu_attn *a, int r0, int r1);
+
+/* The logical end of row r; `last` when it sees nothing. */
+int cpu_attn_end(const struct cpu_attn *a, int r);
+/* Whether row r sees position p of the cache. */
+bool cpu_attn_sees(const struct cpu_attn *a, int r, int p);
 
 /* The largest `last` that a row may have (scores of a row live in thread scratch). */
 int cpu_attn_keys_max(void);

@@ -256,18 +256,20 @@ static void at_run(void *ud)
     CHECK(t->b->run(t->a, &t->c, NULL) == OK);
 }
 
-/* `reqs` requests of `ctx` positions; the last rows / reqs of each are the call's. */
+/* `reqs` requests of `ctx` positions; the last rows / reqs of each are the call's. topk > 0: they
+ * are a tree in which every row has up to topk children. */
 static void bench_attn(const char *shape, enum attn_kind kind, int n_head, int n_kv, int qk, int v,
-                       int reqs, int rows, int ctx)
+                       int reqs, int rows, int ctx, int topk)
 {
     if (!wanted("attention"))
         return;
     enum { PAGE = 16 };
     int pages = (ctx + PAGE - 1) / PAGE, width = n_kv * qk;
-    enum role role = rows > reqs ? TGT_PREFILL : TGT_VERIFY;
+    enum role role = rows > reqs && !topk ? TGT_PREFILL : TGT_VERIFY;
+    enum attn_mask mask = topk ? MASK_TREE : MASK_RANGE;
     struct attn_need need = {.role = role,
                              .kind = kind,
-                             .mask = MASK_RANGE,
+                             .mask = mask,
                              .graph = GRAPH_ANY,
                              .kv_type = DT_F32,
                              .page = PAGE,
@@ -282,7 +284,8 @@ static void bench_attn(const char *shape, enum attn_kind kind, int n_head, int n
     CHECK(t.b->open(&t.a, g_dev, &need, &dims, &e) == OK && t.b->plan(t.a, &dims, &e) == OK);
     size_t pool = (size_t)reqs * (size_t)pages * PAGE;
     float *k = randf(pool * (size_t)width, 1), *vv = randf(pool * (size_t)(n_kv * v), 1);
-    int32_t *table = MEM_ARRAY(int32_t, reqs * pages), *ints = MEM_ARRAY(int32_t, 3 * rows);
+    int32_t *table = MEM_ARRAY(int32_t, reqs * pages), *ints = MEM_ARRAY(int32_t, 4 * rows);
+    uint64_t *anc = MEM_ARRAY(uint64_t, rows);
     for (int i = 0; i < reqs * pages; i++)
         table[i] = i * 7919 % (reqs * pages);
     double keys = 0;
@@ -291,10 +294,16 @@ static void bench_attn(const char *shape, enum attn_kind kind, int n_head, int n
         ints[r] = r / per;
         ints[2 * rows + r] = ctx - per + r % per + 1;
         keys += ints[2 * rows + r];
+        if (topk) {
+            int j = r % per;
+            anc[r] = 1ull << j | (j ? anc[r - j + (j - 1) / topk] : 0);
+            ints[3 * rows + r] = ctx - per;
+            keys -= j + 1 - __builtin_popcountll(anc[r]);
+        }
     }
     t.c = (struct attn_call){.role = role,
                              .kind = kind,
-                             .mask = MASK_RANGE,
+                             .mask = mask,
                              .rows = rows,
                              .n_head = n_head,
                              .n_kv = n_kv,
@@ -313,6 +322,8 @@ static void bench_attn(const char *shape, enum attn_kind kind, int n_head, int n
                              .pages_max = pages,
                              .page = PAGE,
                              .scale = 0.125f,
+                             .ancestors = anc,
+                             .row0 = ints + 3 * rows,
                              .kv_lora = v,
                              .rope = qk - v};
     double ms = best_ms(at_run, &t, 3);
@@ -322,6 +333,7 @@ static void bench_attn(const char *shape, enum attn_kind kind, int n_head, int n
     mem_free(vv);
     mem_free(table);
     mem_free(ints);
+    mem_free(anc);
     mem_free((void *)t.c.q);
     mem_free(t.c.out);
 }
@@ -471,13 +483,16 @@ static void bench_more(void)
         bench_heads(rows, false);
         bench_heads(rows, true);
     }
-    bench_attn("GQA 9/3 x 64, decode 1 x 2048", ATTN_GQA, 9, 3, 64, 64, 1, 1, 2048);
-    bench_attn("GQA 9/3 x 64, decode 32 x 512", ATTN_GQA, 9, 3, 64, 64, 32, 32, 512);
-    bench_attn("GQA 9/3 x 64, prefill 512 of 512", ATTN_GQA, 9, 3, 64, 64, 1, 512, 512);
-    bench_attn("GQA 9/3 x 64, prefill 512 of 4096", ATTN_GQA, 9, 3, 64, 64, 1, 512, 4096);
-    bench_attn("MLA 16 x 576/512, decode 1 x 2048", ATTN_MLA_ABSORBED, 16, 1, 576, 512, 1, 1, 2048);
+    bench_attn("GQA 9/3 x 64, decode 1 x 2048", ATTN_GQA, 9, 3, 64, 64, 1, 1, 2048, 0);
+    bench_attn("GQA 9/3 x 64, decode 32 x 512", ATTN_GQA, 9, 3, 64, 64, 32, 32, 512, 0);
+    bench_attn("GQA 9/3 x 64, prefill 512 of 512", ATTN_GQA, 9, 3, 64, 64, 1, 512, 512, 0);
+    bench_attn("GQA 9/3 x 64, prefill 512 of 4096", ATTN_GQA, 9, 3, 64, 64, 1, 512, 4096, 0);
+    bench_attn("GQA 9/3 x 64, chain of 16 x 8, 512", ATTN_GQA, 9, 3, 64, 64, 8, 128, 512, 1);
+    bench_attn("GQA 9/3 x 64, tree of 16 x 8, 512", ATTN_GQA, 9, 3, 64, 64, 8, 128, 512, 3);
+    bench_attn("MLA 16 x 576/512, decode 1 x 2048", ATTN_MLA_ABSORBED, 16, 1, 576, 512, 1, 1, 2048,
+               0);
     bench_attn("MLA 16 x 576/512, prefill 128 of 1024", ATTN_MLA_ABSORBED, 16, 1, 576, 512, 1, 128,
-               1024);
+               1024, 0);
     struct slot_params p = {.top_p = 1, .repetition = 1, .n_logprobs = -1};
     bench_sample("greedy", 1, p);
     bench_sample("greedy", 32, p);

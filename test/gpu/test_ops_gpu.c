@@ -21,23 +21,6 @@
     } while (0)
 #define SET(...) __VA_ARGS__
 
-static struct twin *nans(struct twins *t, size_t n)
-{
-    struct twin *w = twin_new(t, n * sizeof(float));
-    for (size_t i = 0; i < n; i++)
-        ((float *)w->p[0])[i] = NAN;
-    twin_push(t, w);
-    return w;
-}
-
-static struct twin *ints(struct twins *t, const int32_t *v, size_t n)
-{
-    struct twin *w = twin_new(t, n * sizeof *v);
-    memcpy(w->p[0], v, n * sizeof *v);
-    twin_push(t, w);
-    return w;
-}
-
 START_TEST(elementwise)
 {
     struct twins t;
@@ -46,7 +29,8 @@ START_TEST(elementwise)
     int32_t tok[R] = {3, 0, -1, 99, 100, 5, 50};
     struct weight e = twin_weight(&t, DT_BF16, 100, D, 1);
     struct weight w = twin_weight(&t, DT_F32, 1, D, 1), wh = twin_weight(&t, DT_BF16, 1, HD, 1);
-    struct twin *ids = ints(&t, tok, R), *out = nans(&t, R * D), *x = twin_rand(&t, R * D, 2);
+    struct twin *ids = twin_ints(&t, tok, R), *out = twin_nans(&t, R * D),
+                *x = twin_rand(&t, R * D, 2);
     BOTH(&t, embed, SET({.out = P(out), .tok = P(ids), .e = e, .rows = R}));
     twin_same(&t, out, R * D * sizeof(float), "embed");
     BOTH(&t, rmsnorm,
@@ -60,7 +44,7 @@ START_TEST(elementwise)
               .n_group = 1,
               .eps = 1e-6f}));
     twin_near(&t, out, R * D, 1e-5f, 1e-5f, "rmsnorm");
-    struct twin *q = twin_rand(&t, R * H * HD, 1), *qn = nans(&t, R * H * HD);
+    struct twin *q = twin_rand(&t, R * H * HD, 1), *qn = twin_nans(&t, R * H * HD);
     BOTH(&t, rmsnorm,
          SET({.out = P(qn),
               .x = P(q),
@@ -75,7 +59,7 @@ START_TEST(elementwise)
               .eps = 1e-5f}));
     twin_near(&t, qn, R * H * HD, 1e-5f, 1e-5f, "head norm");
     int32_t pos[R] = {0, 1, 2, 30, 63, 7, 9};
-    struct twin *p = ints(&t, pos, R), *cs = twin_rand(&t, 64 * HD / 2, 1),
+    struct twin *p = twin_ints(&t, pos, R), *cs = twin_rand(&t, 64 * HD / 2, 1),
                 *sn = twin_rand(&t, 64 * HD / 2, 1);
     for (int i = 0; i < 2; i++) {
         BOTH(&t, rope,
@@ -93,7 +77,8 @@ START_TEST(elementwise)
         twin_near(&t, q, R * H * HD, 1e-4f, 1e-5f, "rope");
     }
     int32_t ws[R] = {4, -1, 0, 9, 2, 8, -1};
-    struct twin *cache = nans(&t, 10 * W), *src = twin_rand(&t, R * W, 1), *wsl = ints(&t, ws, R);
+    struct twin *cache = twin_nans(&t, 10 * W), *src = twin_rand(&t, R * W, 1),
+                *wsl = twin_ints(&t, ws, R);
     BOTH(&t, kv_write,
          SET({.cache = P(cache),
               .dt = DT_F32,
@@ -103,7 +88,8 @@ START_TEST(elementwise)
               .width = W,
               .ldx = W}));
     twin_same(&t, cache, 10 * W * sizeof(float), "kv_write");
-    struct twin *g = twin_rand(&t, R * D, 3), *u = twin_rand(&t, R * D, 1), *so = nans(&t, R * D);
+    struct twin *g = twin_rand(&t, R * D, 3), *u = twin_rand(&t, R * D, 1),
+                *so = twin_nans(&t, R * D);
     BOTH(&t, silu_mul,
          SET({.out = P(so),
               .gate = P(g),
@@ -117,7 +103,7 @@ START_TEST(elementwise)
     BOTH(&t, add, SET({.x = P(g), .y = P(u), .rows = R, .dim = D}));
     twin_same(&t, g, R * D * sizeof(float), "add");
     int32_t idx[4] = {6, -1, 0, 3};
-    struct twin *ix = ints(&t, idx, 4), *go = nans(&t, 4 * D);
+    struct twin *ix = twin_ints(&t, idx, 4), *go = twin_nans(&t, 4 * D);
     BOTH(&t, gather, SET({.out = P(go), .x = P(x), .idx = P(ix), .rows = 4, .dim = D}));
     twin_same(&t, go, 4 * D * sizeof(float), "gather");
     twins_close(&t);
@@ -144,7 +130,7 @@ START_TEST(products)
         struct weight w = twin_weight(&t, cases[i].dt, n, k, scale);
         struct weight b = twin_weight(&t, DT_BF16, 1, n, 1), none = {0};
         struct twin *x = twin_rand(&t, (size_t)r * (size_t)k, 1);
-        struct twin *out = nans(&t, (size_t)r * (size_t)n);
+        struct twin *out = twin_nans(&t, (size_t)r * (size_t)n);
         for (int acc = 0; acc < 2; acc++) {
             BOTH(&t, matmul,
                  SET({.out = P(out),
@@ -171,7 +157,7 @@ START_TEST(head_products)
     twins_open(&t);
     enum { R = 11, H = 4, NOPE = 32, V = 24, LORA = 64, B = NOPE + V };
     struct weight w = twin_weight(&t, DT_BF16, H * B, LORA, 0.1f);
-    struct twin *q = twin_rand(&t, R * H * NOPE, 1), *lat = nans(&t, R * H * LORA);
+    struct twin *q = twin_rand(&t, R * H * NOPE, 1), *lat = twin_nans(&t, R * H * LORA);
     BOTH(&t, matmul_heads,
          SET({.out = P(lat),
               .x = P(q),
@@ -187,7 +173,7 @@ START_TEST(head_products)
               .out_stride = LORA,
               .transposed = true}));
     twin_near(&t, lat, R * H * LORA, 1e-4f, 1e-4f, "matmul_heads transposed");
-    struct twin *out = nans(&t, R * H * V);
+    struct twin *out = twin_nans(&t, R * H * V);
     BOTH(&t, matmul_heads,
          SET({.out = P(out),
               .x = P(lat),
@@ -224,7 +210,7 @@ START_TEST(experts)
         struct twins t;
         twins_open(&t);
         struct twin *l = twin_rand(&t, R * E, 2), *b = twin_rand(&t, E, 0.2f);
-        struct twin *ids = twin_new(&t, R * K * sizeof(int32_t)), *wt = nans(&t, R * K);
+        struct twin *ids = twin_new(&t, R * K * sizeof(int32_t)), *wt = twin_nans(&t, R * K);
         BOTH(&t, moe_route,
              SET({.ids = P(ids),
                   .weights = P(wt),
@@ -256,7 +242,7 @@ START_TEST(experts)
             ck_assert_int_eq(dev_cuda.sync(t.gpu, &err), OK);
         }
         struct twin *x = twin_rand(&t, R * H, 1), *out = twin_rand(&t, R * H, 1);
-        struct twin *work = nans(&t, moe_ffn_work(R, K, I, H));
+        struct twin *work = twin_nans(&t, moe_ffn_work(R, K, I, H));
         BOTH(&t, moe_ffn,
              SET({.out = P(out),
                   .x = P(x),
@@ -362,7 +348,7 @@ static void world_start(struct world *w)
     struct twin *stop = twin_new(t, S * sizeof(int32_t)),
                 *set = twin_new(t, 64 * sizeof(struct page_set));
     int32_t counts[3] = {S - 1, 1, (S - 1) * 4};
-    struct twin *n = ints(t, counts, 3);
+    struct twin *n = twin_ints(t, counts, 3);
     struct slot_start *b = start->p[0];
     for (int i = 0; i < S - 1; i++) {
         struct slot_params p = {
@@ -449,7 +435,7 @@ START_TEST(slots_and_sampling)
         memcpy(to_req[i]->p[0], from_req[i], sizeof rs);
         twin_push(t, to_req[i]);
     }
-    struct twin *lastw = ints(t, last, REQS), *ix = ints(t, idx, S - 1);
+    struct twin *lastw = twin_ints(t, last, REQS), *ix = twin_ints(t, idx, S - 1);
     BOTH(t, rows_note,
          SET({.s = slots_of(&w, side),
               .tok = P(w.tok),
@@ -470,7 +456,7 @@ START_TEST(slots_and_sampling)
               .window = 8}));
     world_same(&w, "rows_note, rows_place");
     struct twin *logits = twin_rand(t, (size_t)ROWS * V, 3);
-    struct twin *work = nans(t, (size_t)ROWS * 4 * V);
+    struct twin *work = twin_nans(t, (size_t)ROWS * 4 * V);
     struct twin *smp = twin_new(t, ROWS * sizeof(struct sample_out));
     struct twin *ring = twin_new(t, 3 * REQS * sizeof(struct ring_rec));
     int64_t no = 4;
@@ -547,8 +533,8 @@ START_TEST(slots_and_sampling)
         twin_push(t, w.draft);
     }
     ck_assert_int_gt(checked, 40);
-    struct twin *ntop = ints(t, (int32_t[]){3, 0, 20}, 3),
-                *st = ints(t, (int32_t[]){9, -1, 4999}, 3);
+    struct twin *ntop = twin_ints(t, (int32_t[]){3, 0, 20}, 3),
+                *st = twin_ints(t, (int32_t[]){9, -1, 4999}, 3);
     BOTH(t, score,
          SET({.logits = P(logits),
               .ldl = V,
@@ -569,111 +555,6 @@ START_TEST(slots_and_sampling)
 }
 END_TEST
 
-/* ---- attention ---- */
-
-START_TEST(attention)
-{
-    static const struct {
-        enum attn_kind kind;
-        int heads, kv, qk, v, page;
-    } cases[] = {
-        {ATTN_GQA, 8, 2, 64, 64, 16},
-        {ATTN_GQA, 4, 4, 80, 80, 16},
-        {ATTN_GQA, 16, 2, 96, 96, 16},
-        {ATTN_GQA, 32, 8, 128, 128, 16},
-        {ATTN_GQA, 4, 2, 192, 128, 16},
-        {ATTN_GQA, 8, 1, 256, 256, 64},
-        {ATTN_GQA, 2, 1, 512, 512, 16},
-        {ATTN_MLA_ABSORBED, 8, 1, 80, 64, 16},
-        {ATTN_MLA_ABSORBED, 16, 1, 576, 512, 16},
-    };
-    enum { R = 9, SLOTS = 4, PAGES = 40 };
-    static const int32_t first[R] = {0, 0, 5, 0, 100, 0, 0, 33, 0};
-    static const int32_t last[R] = {1, 17, 6, 0, 201, 200, 64, 90, 33};
-    static const int32_t slot[R] = {1, 2, 3, 0, 3, 2, 1, 1, 3};
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct twins t;
-        twins_open(&t);
-        struct err e = {0};
-        int qk = cases[i].qk, v = cases[i].v, h = cases[i].heads, kv = cases[i].kv;
-        int page = cases[i].page, pages_max = 256 / page;
-        bool mla = cases[i].kind != ATTN_GQA;
-        size_t pool = (size_t)SLOTS * 256;
-        struct twin *q = twin_rand(&t, (size_t)R * (size_t)(h * qk), 1);
-        struct twin *k = twin_rand(&t, pool * (size_t)(kv * qk), 1);
-        struct twin *vv = twin_rand(&t, pool * (size_t)(kv * v), 1);
-        struct twin *out = nans(&t, (size_t)R * (size_t)(h * v)), *lse = nans(&t, (size_t)(R * h));
-        struct twin *table = twin_new(&t, (size_t)(SLOTS * pages_max) * sizeof(int32_t));
-        struct twin *sinks = twin_rand(&t, (size_t)h, 1);
-        for (int j = 0; j < SLOTS * pages_max; j++)
-            ((int32_t *)table->p[0])[j] = SLOTS * pages_max - 1 - j;
-        twin_push(&t, table);
-        struct twin *f = ints(&t, first, R), *l = ints(&t, last, R), *s = ints(&t, slot, R);
-        for (int variant = 0; variant < 3; variant++) {
-            struct attn_need need = {.role = TGT_VERIFY,
-                                     .kind = cases[i].kind,
-                                     .mask = MASK_RANGE,
-                                     .graph = GRAPH_ANY,
-                                     .kv_type = DT_F32,
-                                     .page = page,
-                                     .n_head = h,
-                                     .n_kv = kv,
-                                     .dims = {(int16_t)qk, (int16_t)v},
-                                     .q_len_max = 1,
-                                     .cp = 1,
-                                     .lse_out = true,
-                                     .sinks = variant == 1,
-                                     .soft_cap = variant == 2};
-            struct graph_dims dims = {R, R, R, 1, pages_max, TGT_VERIFY};
-            for (int side = 0; side < 2; side++) {
-                const struct attn_backend *b = NULL;
-                struct attn *a = NULL;
-                struct dev *d = side ? t.gpu : t.cpu;
-                need.sm = side ? dev_cuda.sm(t.gpu) : 0;
-                ck_assert_msg(attn_select(&b, side ? "cuda" : "cpu", &need, NULL, &e) == OK, "%s",
-                              e.text);
-                ck_assert_int_eq(b->open(&a, d, &need, &dims, &e), OK);
-                ck_assert_int_eq(b->plan(a, &dims, &e), OK);
-                struct attn_call c = {
-                    .role = TGT_VERIFY,
-                    .kind = cases[i].kind,
-                    .mask = MASK_RANGE,
-                    .rows = R,
-                    .n_head = h,
-                    .n_kv = kv,
-                    .dims = need.dims,
-                    .q = P(q),
-                    .ldq = h * qk,
-                    .out = P(out),
-                    .ldo = h * v,
-                    .lse = P(lse),
-                    .k = P(k),
-                    .v = mla ? NULL : P(vv),
-                    .kv_type = DT_F32,
-                    .slot = P(s),
-                    .first = P(f),
-                    .last = P(l),
-                    .table = P(table),
-                    .pages_max = pages_max,
-                    .page = page,
-                    .scale = 1 / sqrtf((float)qk),
-                    .soft_cap = variant == 2 ? 5 : 0,
-                    .sinks = variant == 1 ? P(sinks) : NULL,
-                    .kv_lora = mla ? v : 0,
-                    .rope = mla ? qk - v : 0,
-                    .cp_world = 1,
-                };
-                ck_assert_msg(b->run(a, &c, &e) == OK, "%s", e.text);
-                b->close(a);
-            }
-            twin_near(&t, out, (size_t)R * (size_t)(h * v), 2e-5f, 2e-5f, "attention");
-            twin_near(&t, lse, (size_t)(R * h), 2e-5f, 2e-6f, "attention lse");
-        }
-        twins_close(&t);
-    }
-}
-END_TEST
-
 Suite *suite_gpu_ops(void);
 Suite *suite_gpu_ops(void)
 {
@@ -684,7 +565,6 @@ Suite *suite_gpu_ops(void)
     tcase_add_test(t, head_products);
     tcase_add_test(t, experts);
     tcase_add_test(t, slots_and_sampling);
-    tcase_add_test(t, attention);
     suite_add_tcase(s, t);
     return s;
 }

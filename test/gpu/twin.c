@@ -52,6 +52,23 @@ struct twin *twin_rand(struct twins *t, size_t n, float scale)
     return w;
 }
 
+struct twin *twin_nans(struct twins *t, size_t n)
+{
+    struct twin *w = twin_new(t, n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        ((float *)w->p[0])[i] = NAN;
+    twin_push(t, w);
+    return w;
+}
+
+struct twin *twin_ints(struct twins *t, const int32_t *v, size_t n)
+{
+    struct twin *w = twin_new(t, n * sizeof *v);
+    memcpy(w->p[0], v, n * sizeof *v);
+    twin_push(t, w);
+    return w;
+}
+
 float twin_near(struct twins *t, const struct twin *w, size_t n, float abs, float rel,
                 const char *what)
 {

@@ -33,7 +33,9 @@ void twins_close(struct twins *t);
 /* Zeroed on both sides. */
 struct twin *twin_new(struct twins *t, size_t bytes);
 struct twin *twin_rand(struct twins *t, size_t n, float scale); /* n floats */
-void twin_push(struct twins *t, struct twin *w);                /* host side to the GPU */
+struct twin *twin_nans(struct twins *t, size_t n);              /* n floats */
+struct twin *twin_ints(struct twins *t, const int32_t *v, size_t n);
+void twin_push(struct twins *t, struct twin *w); /* host side to the GPU */
 /* Compares n floats: |gpu - cpu| <= abs + rel * |cpu|, NaN and infinity in the same places. Returns
  * the largest absolute difference. */
 float twin_near(struct twins *t, const struct twin *w, size_t n, float abs, float rel,
