@@ -210,7 +210,7 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .page = wi->page,
         .n_group = mi->n_group,
         .n_param = mi->n_param,
-        .weight_bytes = (int64_t)mi->weight_bytes,
+        .weight_bytes = (int64_t)(mi->weight_bytes + wi->draft.weight_bytes),
         .kv_bytes = wi->kv_bytes,
         .workspace_bytes = wi->workspace_bytes,
         .n_graph = wi->n_graph,
@@ -250,6 +250,10 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         mi->arch, mi->family, (double)mi->n_param * 1e-6, wi->device, o->max_model_len, w->reqs_max,
         (long long)o->kv_tokens, wi->page, (double)wi->kv_bytes / (1 << 20), wi->n_graph,
         wi->load_s + wi->record_s);
+    if (wi->spec.rows > 1)
+        LOG(LOG_INFO, "engine", "speculation %s: %d drafts on a path, top-k %d, %d rows a verify%s",
+            wi->spec_name, wi->spec.steps, wi->spec.topk, wi->spec.rows,
+            wi->spec_model && wi->spec.ngram_max ? "; ngram for requests that ask for it" : "");
 }
 
 /* Generated weights may come without a vocabulary: token ids in, token ids out. */

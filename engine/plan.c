@@ -120,6 +120,18 @@ static void put_bytes(struct buf *b, const char *what, int64_t n, const char *no
     buf_fmt(b, "  %-26s %12.2f MiB  %s\n", what, (double)n / (1 << 20), note);
 }
 
+static void put_groups(struct buf *b, const char *what, const struct model_info *mi)
+{
+    for (int g = 0; g < mi->n_group; g++) {
+        const struct kv_group *kg = &mi->group[g];
+        buf_fmt(b, "%s %d %d layers, %s, rows of %d + %d %s", what, g, kg->n_layer,
+                kg->kind == ATTN_GQA ? "gqa" : "mla", kg->k_width, kg->v_width, dtype_name(kg->dt));
+        if (kg->window)
+            buf_fmt(b, ", window %d", kg->window);
+        buf_char(b, '\n');
+    }
+}
+
 static void put_model(struct buf *b, const struct runner *r, const struct engine_conf *c)
 {
     const struct model_info *mi = &r->info.model;
@@ -129,18 +141,47 @@ static void put_model(struct buf *b, const struct runner *r, const struct engine
     buf_fmt(b, "layers     %d, hidden %d, heads %d, vocabulary %d, positions %d\n", mi->n_layer,
             mi->hidden, mi->n_head, mi->vocab, mi->pos_max);
     if (mi->n_mtp)
-        buf_fmt(b, "next-token %d layer(s), kept aside\n", mi->n_mtp);
+        buf_fmt(b, "next-token %d layer(s), %s\n", mi->n_mtp,
+                r->drafter && !c->draft ? "the first one drafts" : "kept aside");
     buf_fmt(b, "parameters %lld (%.2f B), %lld bytes of weights\n", (long long)mi->n_param,
             (double)mi->n_param * 1e-9, (long long)mi->weight_bytes);
     buf_fmt(b, "device     %s\n", r->info.device);
-    for (int g = 0; g < mi->n_group; g++) {
-        const struct kv_group *kg = &mi->group[g];
-        buf_fmt(b, "kv group %d %d layers, %s, rows of %d + %d %s", g, kg->n_layer,
-                kg->kind == ATTN_GQA ? "gqa" : "mla", kg->k_width, kg->v_width, dtype_name(kg->dt));
-        if (kg->window)
-            buf_fmt(b, ", window %d", kg->window);
+    put_groups(b, "kv group", mi);
+}
+
+static void put_drafter(struct buf *b, const struct runner *r, const struct engine_conf *c)
+{
+    const struct model_info *d = &r->info.draft;
+    buf_fmt(b, "drafter    %s (%s), %s\n", d->family, d->arch,
+            c->draft ? c->draft : "the target's own layer");
+    buf_fmt(b, "           layers %d, hidden %d, vocabulary %d, parameters %lld, %lld bytes\n",
+            d->n_layer, d->hidden, d->vocab, (long long)d->n_param, (long long)d->weight_bytes);
+    if (d->n_tap) {
+        buf_str(b, "           reads what enters the target's layers");
+        for (int i = 0; i < d->n_tap; i++)
+            buf_fmt(b, " %d", d->tap[i]);
         buf_char(b, '\n');
+    } else if (d->feat) {
+        buf_str(b, "           reads the target's final rows\n");
     }
+    put_groups(b, "drafter kv", d);
+}
+
+static void put_speculation(struct buf *b, const struct runner *r, const struct engine_conf *c)
+{
+    const struct spec_shape *s = &r->info.spec;
+    bool asked_auto = c->speculative && !strcmp(c->speculative, "auto");
+    buf_fmt(b, "\nspeculation %s%s\n", r->info.spec_name, asked_auto ? " (chosen by auto)" : "");
+    if (s->rows < 2)
+        return;
+    buf_fmt(b, "shape      S %d drafts on a path, K %d, N %d rows of a request in a verify\n",
+            s->steps, s->topk, s->rows);
+    buf_fmt(b, "           a step writes up to %d positions past the committed length\n", s->ahead);
+    if (r->drafter)
+        put_drafter(b, r, c);
+    if (s->ngram_max)
+        buf_fmt(b, "lookup     suffixes of %d to %d tokens, for %s requests\n", s->ngram_min,
+                s->ngram_max, r->info.spec_model ? "the \"ngram\"" : "all");
 }
 
 /* Every role and group in use against every backend of the device, at the page size `page` (0: not
@@ -210,20 +251,24 @@ static void put_memory(struct buf *b, const struct runner *r)
 {
     const struct worker_info *i = &r->info;
     const struct worker_conf *c = &r->conf;
-    int64_t total = (int64_t)i->model.weight_bytes + i->workspace_bytes + i->kv_bytes;
+    int64_t weights = (int64_t)(i->model.weight_bytes + i->draft.weight_bytes);
     bool host = !r->ops->mirror;
     char note[96];
     buf_fmt(b, "\nmemory\n");
-    put_bytes(b, "weights", (int64_t)i->model.weight_bytes,
-              c->dummy ? "generated at start"
-              : host   ? "mapped files, read where they are"
-                       : "copied to the device");
+    const char *from = c->dummy ? "generated at start"
+                       : host   ? "mapped files, read where they are"
+                                : "copied to the device";
+    put_bytes(b, "weights", (int64_t)i->model.weight_bytes, from);
+    if (r->drafter)
+        put_bytes(b, "drafter weights", (int64_t)i->draft.weight_bytes, from);
     snprintf(note, sizeof note, "passes of up to %d rows, positions to %d", r->sizes.rows_max,
              c->len_max);
     put_bytes(b, "model workspace", i->model_bytes, note);
     put_bytes(b, "attention workspace", i->attention_bytes, "");
     snprintf(note, sizeof note, "%d slots, logits of %d rows", c->slots_max, r->sizes.logits_max);
     put_bytes(b, "slots, batch, logits", i->batch_bytes, note);
+    if (i->draft_bytes)
+        put_bytes(b, "drafter workspace", i->draft_bytes, "its passes, candidates and features");
     for (int g = 0; g < i->model.n_group; g++) {
         const struct kv_group *kg = &i->model.group[g];
         char what[32];
@@ -232,7 +277,13 @@ static void put_memory(struct buf *b, const struct runner *r)
                  (long long)group_bytes(kg), i->n_page[g], i->page);
         put_bytes(b, what, (int64_t)kv_pool_bytes(kg, 1, &i->n_page[g], i->page), note);
     }
-    put_bytes(b, "total", total, "without the program, recorded steps and request state");
+    if (r->drafter) {
+        snprintf(note, sizeof note, "%lld bytes a token, in the pages of kv group %d",
+                 (long long)kv_token_bytes(&i->draft), r->share);
+        put_bytes(b, "drafter kv", i->draft_kv_bytes, note);
+    }
+    put_bytes(b, "total", weights + i->workspace_bytes + i->kv_bytes,
+              "without the program, recorded steps and request state");
 }
 
 /* What the KV memory holds: sequences at fractions of the context, and the whole set of slots. */
@@ -264,6 +315,7 @@ int engine_plan(const struct engine_conf *c, struct buf *out, struct err *e)
     ret = runner_begin(&r, &w, e);
     if (ret == OK) {
         put_model(out, &r, c);
+        put_speculation(out, &r, c);
         ret = runner_choose(&r, &w, e);
         put_attention(out, &r);
     }

@@ -45,28 +45,126 @@ START_TEST(as_opened)
     struct err e = {0};
     struct engine *g;
     struct engine_conf c = small;
-    c.model = _i ? "configs/models/demo-qwen3" : "configs/models/demo";
+    c.model = _i == 1 ? "configs/models/demo-qwen3" : "configs/models/demo";
+    c.speculative = _i == 2 ? "mtp" : "off";
     ck_assert_msg(engine_plan(&c, &b, &e) == OK, "%s", e.text);
     ck_assert_msg(engine_open(&g, &c, NULL, NULL, &e) == OK, "%s", e.text);
     const struct engine_info *i = engine_info(g);
     char want[96];
     snprintf(want, sizeof want, "parameters %lld ", (long long)i->n_param);
     has(&b, want);
-    snprintf(want, sizeof want, "%lld bytes of weights", (long long)i->weight_bytes);
-    has(&b, want);
+    double weights = mib(&b, "  weights   ") + (_i == 2 ? mib(&b, "drafter weights") : 0);
+    ck_assert_double_eq_tol(weights, (double)i->weight_bytes / (1 << 20), 0.02);
     snprintf(want, sizeof want, "%lld pages of %d", (long long)i->kv_pages, i->page);
     has(&b, want);
     snprintf(want, sizeof want, "chosen         %d ", i->page);
     has(&b, want);
     double work = mib(&b, "model workspace") + mib(&b, "attention workspace") +
-                  mib(&b, "slots, batch, logits");
+                  mib(&b, "slots, batch, logits") + (_i == 2 ? mib(&b, "drafter workspace") : 0);
     ck_assert_double_eq_tol(work, (double)i->workspace_bytes / (1 << 20), 0.02);
-    ck_assert_double_eq_tol(mib(&b, "kv group 0   "), (double)i->kv_bytes / (1 << 20), 0.02);
+    double kv = mib(&b, "  kv group 0   ") + (_i == 2 ? mib(&b, "drafter kv   ") : 0);
+    ck_assert_double_eq_tol(kv, (double)i->kv_bytes / (1 << 20), 0.02);
     ck_assert_double_eq_tol(
         mib(&b, "total"), (double)(i->workspace_bytes + i->kv_bytes + i->weight_bytes) / (1 << 20),
         0.02);
     has(&b, "      256 tokens x 4 sequences");
     engine_close(g);
+    buf_done(&b);
+}
+END_TEST
+
+/* What drafts, in what shape, and that every role of the drafter has its rows in the matrix. */
+START_TEST(speculation)
+{
+    struct buf b = {0};
+    struct err e = {0};
+    struct engine_conf c = small;
+    ck_assert_int_eq(engine_plan(&c, &b, &e), OK);
+    has(&b, "speculation off\n");
+    has(&b, "next-token 1 layer(s), kept aside");
+    lacks(&b, "drf_");
+    lacks(&b, "drafter");
+    buf_reset(&b);
+    c.speculative = "auto";
+    c.spec_steps = 2;
+    c.spec_topk = 3;
+    c.spec_tokens = 6;
+    ck_assert_msg(engine_plan(&c, &b, &e) == OK, "%s", e.text);
+    has(&b, "speculation mtp (chosen by auto)\n");
+    has(&b, "next-token 1 layer(s), the first one drafts");
+    has(&b, "shape      S 2 drafts on a path, K 3, N 6 rows of a request in a verify\n");
+    has(&b, "the target's own layer");
+    has(&b, "drafter kv 0 1 layers, mla, rows of 80 + 0 f32");
+    static const char *const roles[] = {"drf_prefill", "drf_extend ", "drf_decode "};
+    for (size_t i = 0; i < ARRAY_LEN(roles); i++) {
+        char want[96];
+        snprintf(want, sizeof want, "%s 0  mla absorbed      ref-mla       ok, chosen", roles[i]);
+        has(&b, want);
+        snprintf(want, sizeof want, "%s 0  mla decompressed  ref-mla-full  ok\n", roles[i]);
+        has(&b, want);
+        snprintf(want, sizeof want, "%s 0  mla absorbed      ref-gqa       does not", roles[i]);
+        has(&b, want);
+    }
+    has(&b, "in the pages of kv group 0\n");
+    buf_reset(&b);
+    c = small;
+    c.speculative = "ngram";
+    c.spec_ngram_max = 4;
+    ck_assert_msg(engine_plan(&c, &b, &e) == OK, "%s", e.text);
+    has(&b, "speculation ngram\n");
+    has(&b, "to 4 tokens, for all requests\n");
+    lacks(&b, "drf_");
+    buf_done(&b);
+}
+END_TEST
+
+/* Settings of speculation that contradict the model, each other, or nothing being drafted: plan and
+ * open refuse them with one sentence that names both sides. */
+static const struct {
+    const char *model, *method, *draft, *backend;
+    int steps, topk, tokens, lo, hi;
+    const char *word[2];
+} bad_spec[] = {
+    {"demo", "off", "configs/models/demo-qwen3", NULL, 0, 0, 0, 0, 0, {"draft", "off"}},
+    {"demo", "off", NULL, NULL, 3, 0, 0, 0, 0, {"spec_steps", "off"}},
+    {"demo", "off", NULL, "ref-mla", 0, 0, 0, 0, 0, {"draft_attention_backend", "off"}},
+    {"demo", "ngram", NULL, "ref-mla", 0, 0, 0, 0, 0, {"draft_attention_backend", "ngram"}},
+    {"demo", "ngram", "configs/models/demo-qwen3", NULL, 0, 0, 0, 0, 0, {"draft", "lookup"}},
+    {"demo", "ngram", NULL, NULL, 0, 2, 0, 0, 0, {"spec_topk", "lookup"}},
+    {"demo", "ngram", NULL, NULL, 0, 0, 0, 5, 3, {"spec_ngram_min is 5", "spec_ngram_max 3"}},
+    {"demo", "mtp", NULL, NULL, 16, 0, 0, 0, 0, {"spec_steps is 16", "15"}},
+    {"demo", "mtp", NULL, NULL, 3, 1, 5, 0, 0, {"spec_tokens is 5", "spec_steps 3"}},
+    {"demo", "mtp", NULL, NULL, 2, 2, 64, 0, 0, {"spec_tokens is 64", "spec_topk 2"}},
+    {"demo", "mtp", NULL, "ref-gqa", 0, 0, 0, 0, 0, {"ref-gqa", "mla"}},
+    {"demo", "mtp", "configs/models/demo-qwen3", NULL, 0, 0, 0, 0, 0, {"draft", "mtp"}},
+    {"demo", "eagle3", NULL, NULL, 0, 0, 0, 0, 0, {"eagle3", "draft"}},
+    {"demo", "eagle3", "configs/models/none", NULL, 0, 0, 0, 0, 0, {"none", ""}},
+    {"demo", "dspark", NULL, NULL, 0, 0, 0, 0, 0, {"dspark", "not an algorithm"}},
+    {"demo-qwen3", "mtp", NULL, NULL, 0, 0, 0, 0, 0, {"next-token", ""}},
+};
+
+START_TEST(refused_speculation)
+{
+    struct buf b = {0};
+    struct err e = {0}, f = {0};
+    struct engine *g;
+    struct engine_conf c = small;
+    char path[64];
+    snprintf(path, sizeof path, "configs/models/%s", bad_spec[_i].model);
+    c.model = path;
+    c.speculative = bad_spec[_i].method;
+    c.draft = bad_spec[_i].draft;
+    c.draft_attention_backend = bad_spec[_i].backend;
+    c.spec_steps = bad_spec[_i].steps;
+    c.spec_topk = bad_spec[_i].topk;
+    c.spec_tokens = bad_spec[_i].tokens;
+    c.spec_ngram_min = bad_spec[_i].lo;
+    c.spec_ngram_max = bad_spec[_i].hi;
+    ck_assert_int_lt(engine_plan(&c, &b, &e), 0);
+    for (int k = 0; k < 2; k++)
+        ck_assert_msg(strstr(e.text, bad_spec[_i].word[k]) != NULL, "%s", e.text);
+    ck_assert_int_lt(engine_open(&g, &c, NULL, NULL, &f), 0);
+    ck_assert_str_eq(e.text, f.text);
     buf_done(&b);
 }
 END_TEST
@@ -234,7 +332,9 @@ Suite *suite_plan(void)
 {
     Suite *s = suite_create("plan");
     TCase *t = tcase_create("plan");
-    tcase_add_loop_test(t, as_opened, 0, 2);
+    tcase_add_loop_test(t, as_opened, 0, 3);
+    tcase_add_test(t, speculation);
+    tcase_add_loop_test(t, refused_speculation, 0, (int)ARRAY_LEN(bad_spec));
     tcase_add_test(t, matrix);
     tcase_add_loop_test(t, refusals, 0, N_BAD);
     tcase_add_test(t, large_shape);
