@@ -57,7 +57,8 @@ $(B)/bench_%: $(B)/test/bench/%.c.o $(B)/libspecd.a
 	$(CC) $(SAN_$(MODE)) -o $@ $^ $(LIBS)
 $(B)/%.c.o: %.c $(B)/flags
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(C_FLAGS) $(X_FLAGS) -I$(B) -c $< -o $@
-$(B)/kernels/cuda/sample.cu.o: private NVFLAGS += -fmad=false # the CPU device's noise bits
+# the CPU device's noise bits
+$(B)/kernels/cuda/sample.cu.o $(B)/kernels/cuda/draft.cu.o: private NVFLAGS += -fmad=false
 $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D) && echo "  NVCC $<" && $(NVCC) $(CU_FLAGS) -c $< -o $@
 $(B)/flags: FORCE # rebuild when flags change

@@ -408,7 +408,12 @@ struct draft_tree {
     int32_t *beam;         /* [B][LIM_SPEC_TOPK] node of each beam, -1: none */
     uint64_t *beam_anc;    /* [B][LIM_SPEC_TOPK] scratch rows that a beam descends from */
 };
-static inline int draft_level(int topk, int level) /* first node of a level */
+#ifdef __CUDACC__
+#define OPS_INLINE static __host__ __device__ inline
+#else
+#define OPS_INLINE static inline
+#endif
+OPS_INLINE int draft_level(int topk, int level) /* first node of a level */
 {
     return level == 0 ? 0 : topk + (level - 1) * topk * topk;
 }

@@ -135,6 +135,20 @@ static __device__ __forceinline__ float cuda_block_sum(float v)
     return cuda_warp_sum(lane < n ? part[lane] : 0.0f);
 }
 
+/* The slot is live and of this generation. */
+static __device__ __forceinline__ bool cuda_slot_ok(const struct slot_arrays &s, int32_t slot,
+                                                    int32_t gen)
+{
+    return slot > 0 && slot < s.n_slot && s.live[slot] && s.gen[slot] == gen;
+}
+
+static __device__ __forceinline__ void cuda_row_pad(const struct row_arrays &o, int r)
+{
+    o.tok[r] = o.req[r] = o.parent[r] = -1;
+    o.slot[r] = o.pos[r] = o.at[r] = o.row0[r] = 0;
+    o.anc[r] = 0;
+}
+
 #define CUDA_DO(name) extern "C" int cuda_do_##name(struct dev *d, const struct op_##name *a);
 OP_LIST(CUDA_DO)
 #undef CUDA_DO

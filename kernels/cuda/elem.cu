@@ -118,9 +118,10 @@ extern "C" int cuda_do_add(struct dev *d, const struct op_add *a)
 
 __global__ void gather_kernel(struct op_gather a)
 {
-    int64_t m = blockIdx.x, r = a.idx[m];
+    int64_t m = blockIdx.x, r = a.idx ? a.idx[m] : m;
+    int64_t ldx = a.ldx ? a.ldx : a.dim, ldo = a.ldo ? a.ldo : a.dim;
     for (int j = threadIdx.x; j < a.dim; j += blockDim.x)
-        a.out[m * a.dim + j] = r < 0 ? 0.0f : a.x[r * a.dim + j];
+        a.out[m * ldo + j] = r < 0 ? 0.0f : a.x[r * ldx + j];
 }
 
 extern "C" int cuda_do_gather(struct dev *d, const struct op_gather *a)

@@ -2,105 +2,7 @@
  * without contraction), the same order of processing. Top-k and top-p are found by bisection on the
  * ordered bit patterns of the values instead of a sort: a kept set is a prefix of (value
  * descending, id ascending), so a value and an id describe it. */
-#include "kernels/cuda/common.cuh"
-
-#include "kernels/cpu/fmath.h"
-
-enum { T = 1024 };
-
-/* Order-preserving map of floats to unsigned. */
-static __device__ __forceinline__ uint32_t key_of(float f)
-{
-    uint32_t u = __float_as_uint(f);
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-
-static __device__ __forceinline__ float key_value(uint32_t k)
-{
-    return __uint_as_float(k & 0x80000000u ? k & 0x7fffffffu : ~k);
-}
-
-/* Best (largest value, then lowest id) of the block; every thread gets it. */
-static __device__ uint64_t block_best(uint64_t v)
-{
-    __shared__ uint64_t part[32];
-    for (int o = 16; o > 0; o >>= 1) {
-        uint64_t w = __shfl_xor_sync(0xffffffffu, v, o);
-        v = w > v ? w : v;
-    }
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0)
-        part[threadIdx.x >> 5] = v;
-    __syncthreads();
-    v = part[threadIdx.x & 31];
-    for (int o = 16; o > 0; o >>= 1) {
-        uint64_t w = __shfl_xor_sync(0xffffffffu, v, o);
-        v = w > v ? w : v;
-    }
-    return v;
-}
-
-static __device__ __forceinline__ uint64_t pack_best(float v, int id)
-{
-    return (uint64_t)key_of(v) << 32 | (0xffffffffu - (uint32_t)id);
-}
-
-static __device__ __forceinline__ int best_id(uint64_t b)
-{
-    return (int)(0xffffffffu - (uint32_t)b);
-}
-
-static __device__ double block_sum(double v)
-{
-    __shared__ double part[32];
-    for (int o = 16; o > 0; o >>= 1)
-        v += __shfl_xor_sync(0xffffffffu, v, o);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0)
-        part[threadIdx.x >> 5] = v;
-    __syncthreads();
-    v = part[threadIdx.x & 31];
-    for (int o = 16; o > 0; o >>= 1)
-        v += __shfl_xor_sync(0xffffffffu, v, o);
-    return v;
-}
-
-static __device__ int block_count(int v)
-{
-    return (int)block_sum((double)v);
-}
-
-static __device__ uint64_t row_argmax(const float *z, int n)
-{
-    uint64_t b = 0;
-    for (int i = threadIdx.x; i < n; i += T) {
-        uint64_t w = pack_best(z[i], i);
-        b = w > b ? w : b;
-    }
-    return block_best(b);
-}
-
-struct lse {
-    float max;
-    double log_sum;
-};
-
-static __device__ struct lse row_lse(const float *l, int n)
-{
-    uint64_t b = 0;
-    for (int i = threadIdx.x; i < n; i += T) {
-        uint64_t w = pack_best(l[i] == l[i] ? l[i] : -INFINITY, i);
-        b = w > b ? w : b;
-    }
-    struct lse r;
-    r.max = key_value((uint32_t)(block_best(b) >> 32));
-    double s = 0;
-    for (int i = threadIdx.x; i < n; i += T)
-        if (l[i] == l[i])
-            s += (double)fm_exp(l[i] - r.max);
-    r.log_sum = log(block_sum(s));
-    return r;
-}
+#include "kernels/cuda/rank.cuh"
 
 static __device__ __forceinline__ float logprob(const struct lse &e, float l)
 {
@@ -155,9 +57,13 @@ static __device__ void process(const struct op_sample &a, int row, float *z)
     const uint32_t *seen = a.s.seen + (int64_t)slot * words;
     const uint16_t *count = a.s.count + (int64_t)slot * a.s.vocab;
     if (p->repetition != 1.0f || p->presence != 0.0f || p->frequency != 0.0f) {
-        /* drafted tokens before this row are not in seen and count yet */
-        int n_path = max(pos - (p->n_prompt + a.s.n_out[slot]) + 1, 0);
-        const int32_t *path = a.rows.tok + row + 1 - n_path;
+        /* drafted tokens on the path to this row are not in seen and count yet */
+        __shared__ int32_t path[LIM_ROWS_PER_REQ];
+        int n_path = min(max(pos - (p->n_prompt + a.s.n_out[slot]) + 1, 0), LIM_ROWS_PER_REQ - 1);
+        if (threadIdx.x == 0)
+            for (int i = 0, r = row; i < n_path; i++, r = r < 0 ? r : a.rows.parent[r])
+                path[i] = r < 0 ? -1 : a.rows.tok[r];
+        __syncthreads();
         for (int i = threadIdx.x; i < a.vocab; i += T) {
             int drafted = n_path ? in_list(path, n_path, i) : 0;
             if (drafted || seen[i / 32] >> (i & 31) & 1)

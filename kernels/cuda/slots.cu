@@ -35,11 +35,6 @@ static __device__ void note_token(const struct slot_arrays &s, int slot, int pos
         count_up(&s.count[(int64_t)slot * s.vocab + tok]);
 }
 
-static __device__ bool slot_ok(const struct slot_arrays &s, int32_t slot, int32_t gen)
-{
-    return slot > 0 && slot < s.n_slot && s.live[slot] && s.gen[slot] == gen;
-}
-
 /* One block: stops, then starts, then page-table entries. */
 __global__ void slot_update_kernel(struct op_slot_update a)
 {
@@ -55,6 +50,7 @@ __global__ void slot_update_kernel(struct op_slot_update a)
         a.s.len[slot] = 0;
         a.s.root[slot] = -1;
         a.s.n_rows[slot] = 1;
+        a.s.drf_first[slot] = a.s.drf_next[slot] = a.drf_begin;
         a.s.n_out[slot] = b->params.n_out;
         a.s.params[slot] = b->params;
     }
@@ -86,6 +82,23 @@ extern "C" int cuda_do_slot_update(struct dev *d, const struct op_slot_update *a
     return cuda_launched(d);
 }
 
+/* Row `r` of the call: request i's j-th. */
+static __device__ void build_row(const struct op_rows_build &a, int r, int i, int slot, int j)
+{
+    const struct slot_arrays &s = a.s;
+    int64_t node = (int64_t)slot * LIM_ROWS_PER_REQ + j - 1;
+    int len = s.len[slot];
+    uint64_t anc = j ? s.anc[node] : 1;
+    a.out.tok[r] = j ? s.draft[node] : s.root[slot];
+    a.out.slot[r] = slot;
+    a.out.req[r] = i;
+    a.out.at[r] = len + j;
+    a.out.parent[r] = j ? r - j + s.parent[node] : -1;
+    a.out.anc[r] = anc;
+    a.out.row0[r] = len;
+    a.out.pos[r] = len + __popcll(anc) - 1;
+}
+
 /* One block of 1,024 threads: a prefix sum of the rows of up to 1,024 requests. */
 __global__ void rows_build_kernel(struct op_rows_build a)
 {
@@ -93,8 +106,11 @@ __global__ void rows_build_kernel(struct op_rows_build a)
     int i = threadIdx.x, n = 0, slot = 0;
     if (i < a.reqs) {
         slot = a.req_slot[i];
-        if (slot_ok(a.s, slot, a.req_gen[i]))
+        if (cuda_slot_ok(a.s, slot, a.req_gen[i])) {
             n = min(a.s.n_rows[slot], a.s.len_max - a.s.len[slot]);
+            if (a.req_cap)
+                n = min(n, a.req_cap[i]);
+        }
     }
     sum[i] = n;
     __syncthreads();
@@ -111,19 +127,10 @@ __global__ void rows_build_kernel(struct op_rows_build a)
         a.req_row0[i] = row;
         a.req_n[i] = n;
     }
-    for (int j = 0; j < n; j++) {
-        int r = row + j;
-        a.out.tok[r] = j ? a.s.draft[(int64_t)slot * LIM_ROWS_PER_REQ + j - 1] : a.s.root[slot];
-        a.out.slot[r] = slot;
-        a.out.pos[r] = a.s.len[slot] + j;
-        a.out.req[r] = i;
-    }
-    for (int r = total + i; r < a.rows; r += blockDim.x) {
-        a.out.tok[r] = -1;
-        a.out.slot[r] = 0;
-        a.out.pos[r] = 0;
-        a.out.req[r] = -1;
-    }
+    for (int j = 0; j < n; j++)
+        build_row(a, row + j, i, slot, j);
+    for (int r = total + i; r < a.rows; r += blockDim.x)
+        cuda_row_pad(a.out, r);
 }
 
 extern "C" int cuda_do_rows_build(struct dev *d, const struct op_rows_build *a)
@@ -155,11 +162,11 @@ __global__ void rows_place_kernel(struct op_rows_place a)
     if (r >= a.rows)
         return;
     int first = 0, last = 0, wslot = -1;
-    if (a.slot[r] > 0 && a.tok[r] >= 0 && a.pos[r] / a.page < a.pages_max) {
-        int pos = a.pos[r];
-        last = pos + 1;
-        first = a.window > 0 && last > a.window ? last - a.window : 0;
-        wslot = a.table[(int64_t)a.slot[r] * a.pages_max + pos / a.page] * a.page + pos % a.page;
+    if (a.slot[r] > 0 && a.tok[r] >= 0 && a.at[r] / a.page < a.pages_max) {
+        int at = a.at[r], from = a.from ? a.from[a.slot[r]] : 0;
+        last = at + 1;
+        first = max(from, a.window > 0 ? a.pos[r] + 1 - a.window : 0);
+        wslot = a.table[(int64_t)a.slot[r] * a.pages_max + at / a.page] * a.page + at % a.page;
     }
     a.first[r] = first;
     a.last[r] = last;
@@ -190,45 +197,76 @@ static __device__ enum fin emit(const struct slot_arrays &s, int slot, int pos,
     return FIN_NONE;
 }
 
+/* Emits the sample of row r of request i and notes it for the work after this. */
+static __device__ enum fin emit_row(const struct op_accept &a, int i, int r,
+                                    const struct sample_out *t, struct ring_rec *rec, int at)
+{
+    int64_t k = (int64_t)i * LIM_EMIT + at;
+    a.out.row[k] = r;
+    a.out.tok[k] = t->token;
+    return emit(a.s, a.req_slot[i], a.out.len[i] + 1 + at, t, rec, at);
+}
+
+/* The path through the drafted rows; returns the tokens emitted. */
+static __device__ int accept_verify(const struct op_accept &a, int i, struct ring_rec *rec,
+                                    enum fin *fin)
+{
+    int slot = a.req_slot[i], row0 = a.req_row0[i], end = row0 + a.req_n[i], got = 0, deep = 0;
+    int32_t tok = -1;
+    a.out.len[i] = a.s.len[slot];
+    for (int r = row0; r >= 0 && *fin == FIN_NONE && got < LIM_EMIT;) {
+        int at = r;
+        tok = a.sample[r].token;
+        *fin = emit_row(a, i, r, &a.sample[r], rec, got++);
+        r = -1;
+        for (int c = at + 1; c < end && r < 0; c++)
+            if (a.rows.parent[c] == at && a.rows.tok[c] == tok)
+                r = c;
+    }
+    for (int r = row0; r < end; r++)
+        deep = max(deep, __popcll(a.rows.anc[r]) - 1);
+    rec->n_draft = end - row0 - 1;
+    rec->n_accepted = got - 1;
+    rec->n_deep = deep;
+    a.s.len[slot] += got;
+    a.s.root[slot] = tok;
+    return got;
+}
+
+static __device__ int accept_prefill(const struct op_accept &a, int i, struct ring_rec *rec,
+                                     enum fin *fin)
+{
+    int slot = a.req_slot[i], len = a.s.len[slot] + a.req_n[i];
+    a.s.len[slot] = len;
+    a.out.len[i] = len - 1;
+    if (a.last_sample[i] < 0)
+        return 0;
+    const struct sample_out *t = &a.sample[a.last_sample[i]];
+    *fin = emit_row(a, i, a.req_row0[i] + a.req_n[i] - 1, t, rec, 0);
+    a.s.root[slot] = t->token;
+    return 1;
+}
+
 __global__ void accept_kernel(struct op_accept a)
 {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.reqs)
         return;
-    const struct slot_arrays &s = a.s;
     int64_t step = *a.step;
     struct ring_rec *rec = a.ring + step % a.ring_depth * a.ring_stride + i;
-    int slot = a.req_slot[i], n = a.req_n[i], row0 = a.req_row0[i], got = 0;
+    int slot = a.req_slot[i], got = 0;
     enum fin fin = FIN_NONE;
     rec->slot = slot;
     rec->gen = a.req_gen[i];
-    rec->n_draft = rec->n_accepted = 0;
-    if (slot_ok(s, slot, a.req_gen[i]) && n > 0) {
-        int len = s.len[slot];
-        if (a.prefill) {
-            s.len[slot] = len + n;
-            if (a.last_sample[i] >= 0) {
-                const struct sample_out *t = &a.sample[a.last_sample[i]];
-                fin = emit(s, slot, len + n, t, rec, got++);
-                s.root[slot] = t->token;
-            }
-        } else {
-            int32_t tok = -1;
-            for (int j = 0; j < n && fin == FIN_NONE; j++) {
-                tok = a.sample[row0 + j].token;
-                fin = emit(s, slot, len + j + 1, &a.sample[row0 + j], rec, got++);
-                if (j + 1 == n || a.rows.tok[row0 + j + 1] != tok)
-                    break;
-            }
-            rec->n_draft = n - 1;
-            rec->n_accepted = got - 1;
-            s.len[slot] = len + got;
-            s.root[slot] = tok;
-        }
-        s.n_rows[slot] = 1;
+    rec->n_draft = rec->n_accepted = rec->n_deep = rec->n_next = 0;
+    a.out.len[i] = 0;
+    if (cuda_slot_ok(a.s, slot, a.req_gen[i]) && a.req_n[i] > 0) {
+        got = a.prefill ? accept_prefill(a, i, rec, &fin) : accept_verify(a, i, rec, &fin);
+        a.s.n_rows[slot] = 1;
         if (fin != FIN_NONE)
-            s.live[slot] = 0;
+            a.s.live[slot] = 0;
     }
+    a.out.n[i] = got;
     rec->fin = fin;
     rec->n = got;
     rec->step = step;
