@@ -17,6 +17,7 @@
 #include "engine/base/thread.h"
 #include "engine/engine.h"
 #include "test/model/gen.h"
+#include "test/model/heads.h"
 #include "test/unit/sched_text.h"
 #include "test/unit/spec_drafters.h"
 
@@ -393,6 +394,67 @@ START_TEST(any_drafter)
 }
 END_TEST
 
+/* ---- drafters with a network, and prompt lookup ---- */
+
+struct real {
+    const char *target, *method;
+    const char *draft; /* "self": the target again; "head": a generated EAGLE-3 head */
+};
+static const struct real reals[] = {
+    {"ds-v3", "mtp", NULL},
+    {"qwen3", "eagle3", "head"},
+    {"llama3", "draft-model", "self"},
+    {"llama3", "ngram", NULL},
+    {"qwen3-window", "draft-model", "self"},
+};
+
+static struct gen head;
+
+static void conf_real(struct engine_conf *c, const struct real *r)
+{
+    c->speculative = r->method;
+    c->draft = !r->draft ? NULL : !strcmp(r->draft, "self") ? model.dir : head.dir;
+    if (!strcmp(r->method, "ngram")) {
+        c->spec_topk = c->spec_tokens = 0;
+        c->spec_ngram_min = 1;
+    }
+}
+
+START_TEST(real_drafters)
+{
+    const struct real *r = &reals[_i];
+    bool lookup = !strcmp(r->method, "ngram"), self = r->draft && !strcmp(r->draft, "self");
+    model_make(r->target);
+    if (r->draft && !self) {
+        head_make(&head, &heads[0]);
+        gen_write(&head, 1);
+    }
+    struct rig *want = reference();
+    int64_t preempted = 0;
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k += lookup ? 2 : 1) {
+        char what[96];
+        struct engine_conf c = conf_of(&shapes[k]);
+        conf_real(&c, r);
+        c.block_size = k % 3 == 0 ? 16 : k % 3 == 1 ? 1 : 64;
+        snprintf(what, sizeof what, "%s on %s S=%d K=%d N=%d page %d", r->method, r->target,
+                 c.spec_steps, c.spec_topk, c.spec_tokens, c.block_size);
+        struct sums s = run(want, c, k == 1, what);
+        ck_assert_int_gt((int)s.drafted, 0);
+        if (self && c.spec_topk == 1) /* greedy or coupled noise: right but for sampling features */
+            ck_assert_int_gt((int)(s.accepted * 10), (int)(s.drafted * 4));
+        c.max_num_seqs = 64;
+        c.kv_cache_tokens = 220;
+        c.max_num_batched_tokens = 24;
+        c.overlap_off = k % 2;
+        preempted += run(want, c, false, "the same in a tiny pool").preempted;
+    }
+    ck_assert_int_gt((int)preempted, 0);
+    if (head.dir[0])
+        gen_close(&head);
+    reference_done(want);
+}
+END_TEST
+
 Suite *suite_spec_exact(void);
 Suite *suite_spec_exact(void)
 {
@@ -402,6 +464,7 @@ Suite *suite_spec_exact(void)
     tcase_add_loop_test(
         c, any_drafter, 0,
         (int)(sizeof families / sizeof *families * (sizeof shapes / sizeof *shapes)));
+    tcase_add_loop_test(c, real_drafters, 0, (int)(sizeof reals / sizeof *reals));
     suite_add_tcase(s, c);
     return s;
 }
