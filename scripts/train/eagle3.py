@@ -287,8 +287,8 @@ def train(a):
             save(a.out.replace(".pt", "-stable.pt"))
             decaying = True
         lr = min(1.0, (step + 1) / 30) * min(1.0, (1 - frac) / a.decay + 0.02)
-        T = 1024 if step % 16 == 15 else 512 if step % 8 == 3 else 256
-        ids = batches.next(a.tokens // ranks, T)
+        T = 4096 if step % 64 == 63 else 2048 if step % 32 == 31 else 1024 if step % 16 == 15 else 512 if step % 8 == 3 else 256
+        ids = batches.next(max(a.tokens // ranks, T), T)
         loss, parts, hits = loss_of(e3, m, ids, 1 if frac < a.single else DEPTHS)
         loss.backward()
         if ranks > 1:
@@ -366,7 +366,7 @@ def evaluate(a):
     import sums
     from transformers import AutoTokenizer
     m, e3, held = load_target(), load_draft(a.draft), TR.load_bin(a.data, "held").long()
-    for T, n in ((1024, 24), (4096, 6)):
+    for T, n in ((1024, a.windows), (4096, a.windows // 4)):
         hit, total = torch.zeros(DEPTHS), 0
         for i in range(n):
             x = held[None, i * 4097:i * 4097 + T + 1]
@@ -391,14 +391,15 @@ def evaluate(a):
                 steps, at = steps + s, [u + v for u, v in zip(at, k)]
         print(f"{name}: {sum(at) / steps + 1:.3f} tokens per step over {steps} steps; accepted at depth",
               " ".join(f"{v / steps:.3f}" for v in at), flush=True)
-    starts = torch.stack([held[i * 3001:i * 3001 + 64] for i in range(60)])
-    run("20 held-out texts", [starts[:20]], 96, (0,))
-    run("60 held-out texts", [starts], 96, (0,))
+    starts = torch.stack([held[i * 3001:i * 3001 + 64] for i in range(a.texts)])
+    run("the 20 held-out texts of evaluate.py", [starts[:20]], 96, (0,))
+    if a.texts > 20:
+        run(f"{a.texts} held-out texts", [starts], 96, (0,))
     tok = AutoTokenizer.from_pretrained(TARGET)
-    ask = [it["question"] for it in sums.items()[:100]]
+    ask = [it["question"] for it in sums.items()[:a.sums]]
     ids = [tok(tok.apply_chat_template([dict(role="user", content=q)], tokenize=False, add_generation_prompt=True),
                add_special_tokens=False)["input_ids"] for q in ask]
-    run("100 held-out sums", [torch.tensor([i]) for i in ids], 24, (0, 2))
+    run(f"{a.sums} held-out sums", [torch.tensor([i]) for i in ids], 24, (0, 2))
 
 
 def main():
@@ -429,6 +430,9 @@ def main():
     p = sub.add_parser("evaluate")
     p.add_argument("--draft", required=True)
     p.add_argument("--data", required=True)
+    p.add_argument("--windows", type=int, default=24)
+    p.add_argument("--texts", type=int, default=60, help="at most 63")
+    p.add_argument("--sums", type=int, default=100)
     p.set_defaults(run=evaluate)
     a = ap.parse_args()
     torch.set_num_threads(a.threads)

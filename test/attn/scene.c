@@ -147,10 +147,22 @@ void scene_oracle(const struct scene *s, float scale, double *out, double *lse)
     mem_free(v);
 }
 
+static bool page_used(const struct scene *s, int q, int i, int page)
+{
+    for (int p = i * page; p < (i + 1) * page && p < KEYS_MAX; p++)
+        if (s->used[q][p])
+            return true;
+    return false;
+}
+
 struct paged paged_make(const struct scene *s, struct rng *r, int page)
 {
     struct paged g = {.page = page, .pages_max = (KEYS_MAX + page - 1) / page + 2};
-    g.n_page = REQS * g.pages_max;
+    for (int q = 0; q < REQS; q++)
+        for (int i = 0; i < g.pages_max; i++)
+            g.n_page += page_used(s, q, i, page);
+    int next = 0, used = g.n_page;
+    g.n_page += 5; /* of NaN alone */
     size_t kn = (size_t)g.n_page * (size_t)page * (size_t)s->k_width;
     size_t vn = (size_t)g.n_page * (size_t)page * (size_t)s->v_width;
     g.k = mem_alloc(kn * sizeof *g.k + 4);
@@ -159,7 +171,7 @@ struct paged paged_make(const struct scene *s, struct rng *r, int page)
         g.k[i] = NAN;
     for (size_t i = 0; i < vn; i++)
         g.v[i] = NAN;
-    g.table = mem_alloc((size_t)g.n_page * sizeof *g.table);
+    g.table = mem_alloc((size_t)(REQS * g.pages_max) * sizeof *g.table);
     int32_t *perm = mem_alloc((size_t)g.n_page * sizeof *perm);
     for (int i = 0; i < g.n_page; i++) {
         int j = (int)rng_below(r, (uint64_t)i + 1);
@@ -168,11 +180,9 @@ struct paged paged_make(const struct scene *s, struct rng *r, int page)
     }
     for (int q = 0; q < REQS; q++)
         for (int i = 0; i < g.pages_max; i++) {
-            bool any = false;
-            for (int p = i * page; p < (i + 1) * page && p < KEYS_MAX; p++)
-                any |= s->used[q][p];
+            bool any = page_used(s, q, i, page);
             int32_t *e = &g.table[q * g.pages_max + i];
-            *e = any ? perm[q * g.pages_max + i] : 0x3fffffff; /* impossible */
+            *e = any ? perm[next++] : 0x3fffffff; /* impossible */
             for (int p = i * page; any && p < (i + 1) * page && p < KEYS_MAX; p++) {
                 if (!s->used[q][p])
                     continue;
@@ -180,10 +190,12 @@ struct paged paged_make(const struct scene *s, struct rng *r, int page)
                 size_t at = (size_t)q * KEYS_MAX + (size_t)p;
                 memcpy(g.k + row * (size_t)s->k_width, s->keys + at * (size_t)s->k_width,
                        (size_t)s->k_width * sizeof(float));
-                memcpy(g.v + row * (size_t)s->v_width, s->vals + at * (size_t)s->v_width,
-                       (size_t)s->v_width * sizeof(float));
+                if (s->v_width)
+                    memcpy(g.v + row * (size_t)s->v_width, s->vals + at * (size_t)s->v_width,
+                           (size_t)s->v_width * sizeof(float));
             }
         }
+    ck_assert_int_eq(next, used);
     mem_free(perm);
     return g;
 }

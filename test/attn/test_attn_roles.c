@@ -88,7 +88,8 @@ START_TEST(frozen)
     b->close(a);
     t_same_bits("frozen sequences against the target's rows", want, got, no * sizeof *got);
     t_same_bits("keys after the run", k0, g.k, kn * sizeof *k0);
-    t_same_bits("values after the run", v0, g.v, vn * sizeof *v0);
+    if (v0)
+        t_same_bits("values after the run", v0, g.v, vn * sizeof *v0);
     ck_assert(memcmp(got, got + row, row * sizeof *got) != 0); /* the queries differ */
     mem_free(table);
     mem_free(k0);
