@@ -5,12 +5,14 @@
 #include <stdlib.h>
 
 Suite *suite_gpu_ops(void);
+Suite *suite_gpu_slots(void);
 Suite *suite_gpu_attn(void);
 Suite *suite_gpu_model(void);
 
 int main(void)
 {
     SRunner *sr = srunner_create(suite_gpu_ops());
+    srunner_add_suite(sr, suite_gpu_slots());
     srunner_add_suite(sr, suite_gpu_attn());
     srunner_add_suite(sr, suite_gpu_model());
     srunner_set_fork_status(sr, CK_NOFORK);

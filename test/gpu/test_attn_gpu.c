@@ -4,8 +4,6 @@
 #include "engine/base/check.h"
 #include "test/gpu/twin.h"
 
-#define P(w) (w)->p[side]
-
 enum { R = 14, SLOTS = 4, KEYS = 256 };
 
 /* The rows of a call; `rows` of them. */

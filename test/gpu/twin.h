@@ -44,4 +44,16 @@ void twin_same(struct twins *t, const struct twin *w, size_t bytes, const char *
 /* A random weight in host memory, mirrored. */
 struct weight twin_weight(struct twins *t, enum dtype dt, int64_t n, int64_t k, float scale);
 
+/* The same operation on both sides: `make` initialises its arguments, P(w) is w on the side. */
+#define P(w) (w)->p[side]
+#define BOTH(t, op, make)                                                                          \
+    do {                                                                                           \
+        for (int side = 0; side < 2; side++) {                                                     \
+            struct op_##op a = make;                                                               \
+            const struct dev_ops *o = side ? &dev_cuda : &dev_cpu;                                 \
+            ck_assert_int_eq(o->ops->op(side ? (t)->gpu : (t)->cpu, &a), OK);                      \
+        }                                                                                          \
+    } while (0)
+#define SET(...) __VA_ARGS__
+
 #endif
