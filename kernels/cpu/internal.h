@@ -21,6 +21,7 @@ enum {
     CPU_SHARED_FLOATS = 2 * 1024 * 1024, /* 8 MiB: packed rows of one pass */
     CPU_PRODS_MAX = 4096,                /* products of one call: heads, or twice the experts */
     CPU_INTS_MAX = 4 * CPU_PRODS_MAX,
+    CPU_FEW_ROWS = 12, /* rows for which converting weights on the way beats a panel */
 };
 
 static inline int cpu_pad(int k)
@@ -64,6 +65,10 @@ struct cpu_isa {
                   int kp);
     /* One row: out[c] = dot(x, w[c]), rows of w k elements apart. */
     void (*gemv_bf16)(float *out, const float *x, const uint16_t *w, int cols, int k);
+    /* The same as panel for a few rows (at most CPU_FEW_ROWS) and unpacked bf16 weights, k elements
+     * apart; NULL: not faster in this set. */
+    void (*few_bf16)(const struct cpu_out *o, const float *x, int rows, const uint16_t *w, int cols,
+                     int k);
     /* Attention. s[r * lds + j] = dot of q[r] (kp floats apart) and k[j], both padded to kp. */
     void (*scores)(float *s, int64_t lds, const float *q, int rows, const float *const *k, int n,
                    int kp);

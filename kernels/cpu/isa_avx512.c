@@ -173,6 +173,76 @@ FN static void avx512_gemv_bf16(float *out, const float *x, const uint16_t *w, i
     }
 }
 
+/* `rows` (a constant after inlining) rows of x against four rows of weights. */
+FN static inline __attribute__((always_inline)) void few_tile(const struct cpu_out *o, int r0,
+                                                              int c0, int nc, const float *x,
+                                                              int64_t xs, const uint16_t *const *wp,
+                                                              int k, int rows)
+{
+    __m512 a[TR][TC];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < TC; c++)
+            a[r][c] = _mm512_setzero_ps();
+    int body = k / 16 * 16;
+    for (int s = 0; s < body; s += 16) {
+        __m512 u[TC];
+        for (int c = 0; c < TC; c++) {
+            _mm_prefetch((const char *)(wp[c] + s + TC * (int64_t)k), _MM_HINT_T0);
+            u[c] = load_bf16(wp[c] + s);
+        }
+        for (int r = 0; r < rows; r++) {
+            __m512 v = _mm512_loadu_ps(x + r * xs + s);
+            for (int c = 0; c < TC; c++)
+                a[r][c] = _mm512_fmadd_ps(v, u[c], a[r][c]);
+        }
+    }
+    for (int c = 0; c < TC && body < k; c++) { /* rows of x are padded with zeros */
+        uint16_t t[16] = {0};
+        memcpy(t, wp[c] + body, (size_t)(k - body) * sizeof *t);
+        for (int r = 0; r < rows; r++)
+            a[r][c] = _mm512_fmadd_ps(_mm512_loadu_ps(x + r * xs + body), load_bf16(t), a[r][c]);
+    }
+    for (int r = 0; r < rows; r++)
+        put4(o, r0 + r, c0, nc,
+             reduce4(fold(a[r][0]), fold(a[r][1]), fold(a[r][2]), fold(a[r][3])));
+}
+
+#define FEW_FN(n)                                                                                  \
+    FN static __attribute__((noinline)) void few_##n(const struct cpu_out *o, int r0, int c0,      \
+                                                     int nc, const float *x, int64_t xs,           \
+                                                     const uint16_t *const *wp, int k)             \
+    {                                                                                              \
+        few_tile(o, r0, c0, nc, x, xs, wp, k, n);                                                  \
+    }
+FEW_FN(1)
+FEW_FN(2)
+FEW_FN(3)
+FEW_FN(4)
+FEW_FN(5)
+FEW_FN(6)
+#undef FEW_FN
+
+FN static void avx512_few_bf16(const struct cpu_out *o, const float *x, int rows, const uint16_t *w,
+                               int cols, int k)
+{
+    typedef void few_fn(const struct cpu_out *, int, int, int, const float *, int64_t,
+                        const uint16_t *const *, int);
+    static few_fn *const fn[TR + 1] = {NULL, few_1, few_2, few_3, few_4, few_5, few_6};
+    int64_t kp = cpu_pad(k);
+    int parts = (rows + TR - 1) / TR;
+    for (int c = 0; c < cols; c += TC) {
+        int nc = cols - c < TC ? cols - c : TC;
+        const uint16_t *wp[TC];
+        for (int i = 0; i < TC; i++) /* past the last column: any row, not stored */
+            wp[i] = w + (int64_t)(i < nc ? c + i : c) * k;
+        for (int r = 0, left = parts; left > 0; left--) { /* in equal tiles */
+            int n = (rows - r) / left;
+            fn[n](o, r, c, nc, x + r * kp, kp, wp, k);
+            r += n;
+        }
+    }
+}
+
 FN static void avx512_scores(float *s, int64_t lds, const float *q, int rows, const float *const *k,
                              int n, int kp)
 {
@@ -252,6 +322,7 @@ const struct cpu_isa cpu_isa_avx512 = {
     .pack_bf16 = avx512_pack_bf16,
     .panel = avx512_panel,
     .gemv_bf16 = avx512_gemv_bf16,
+    .few_bf16 = avx512_few_bf16,
     .scores = avx512_scores,
     .pv = avx512_pv,
     .scale_max = avx2_scale_max,

@@ -2,7 +2,8 @@
  * block of weights once into the thread's panel.
  *
  * The panel is a few hundred KiB that stay in the second-level cache while every row passes by;
- * it is not a copy of the weights. One row skips packing and, in bf16 and fp32, the panel. */
+ * it is not a copy of the weights. One row skips packing and, in bf16 and fp32, the panel; a few
+ * rows (drafts under verification, the experts of a small batch) skip the panel in bf16. */
 #include "kernels/cpu/prod.h"
 
 #include "engine/base/check.h"
@@ -109,6 +110,12 @@ static void prod_item(void *ud, int i)
     }
     if (!u->packed) {
         one_row(j->d, u, &o, c0, n);
+        return;
+    }
+    if (u->rows <= CPU_FEW_ROWS && p->w->dt == DT_BF16 && j->d->isa->few_bf16) {
+        int k = (int)p->w->k;
+        j->d->isa->few_bf16(&o, u->packed, u->rows,
+                            (const uint16_t *)p->w->p + (p->row0 + c0) * (int64_t)k, n, k);
         return;
     }
     float *panel = cpu_panel(j->d);
