@@ -15,6 +15,7 @@ struct result {
     double wall_s, prefill_s, decode_s; /* prefill: until the last first token */
     double ttft_mean_s;
     int64_t n_prompt, n_output, cpu_us;
+    int64_t n_verify, n_draft, n_accepted;
 };
 
 static int submit_all(struct engine *g, int64_t prompt_len, int64_t output_len, int64_t n,
@@ -66,6 +67,9 @@ static int run_one(struct cli_engine *ce, int64_t prompt_len, int64_t output_len
                 out->ttft_mean_s += (double)(v->stats.first_us - start) * 1e-6 / (double)n;
                 out->n_prompt += v->stats.n_prompt;
                 out->n_output += v->stats.n_output;
+                out->n_verify += v->stats.n_verify;
+                out->n_draft += v->stats.n_draft;
+                out->n_accepted += v->stats.n_accepted;
             }
             gen_evt_free(v);
         }
@@ -82,13 +86,17 @@ static void print_result(const struct engine_info *i, int64_t prompt_len, int64_
 {
     /* while prompts still run, tokens come too: the rate counts those after the last first token */
     double decode = r->decode_s > 0 ? (double)n * (double)(output_len - 1) / r->decode_s : 0;
-    printf("{\"model\":\"%s\",\"device\":\"%s\",\"prompt_len\":%lld,\"output_len\":%lld,"
+    double length = r->n_verify ? 1 + (double)r->n_accepted / (double)r->n_verify : 0;
+    printf("{\"model\":\"%s\",\"device\":\"%s\",\"speculative\":\"%s\",\"prompt_len\":%lld,"
+           "\"output_len\":%lld,"
            "\"concurrency\":%lld,\"prefill_tok_s\":%.1f,\"decode_tok_s\":%.1f,\"total_tok_s\":%.1f,"
-           "\"ttft_mean_s\":%.4f,\"wall_s\":%.3f,\"cpu_us_per_output_tok\":%.1f}\n",
-           i->model_dir, i->device, (long long)prompt_len, (long long)output_len, (long long)n,
-           r->prefill_s > 0 ? (double)r->n_prompt / r->prefill_s : 0, decode,
+           "\"ttft_mean_s\":%.4f,\"wall_s\":%.3f,\"cpu_us_per_output_tok\":%.1f,"
+           "\"verifies\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"mean_accepted_length\":%.3f}\n",
+           i->model_dir, i->device, i->spec_name, (long long)prompt_len, (long long)output_len,
+           (long long)n, r->prefill_s > 0 ? (double)r->n_prompt / r->prefill_s : 0, decode,
            r->wall_s > 0 ? (double)r->n_output / r->wall_s : 0, r->ttft_mean_s, r->wall_s,
-           r->n_output ? (double)r->cpu_us / (double)r->n_output : 0);
+           r->n_output ? (double)r->cpu_us / (double)r->n_output : 0, (long long)r->n_verify,
+           (long long)r->n_draft, (long long)r->n_accepted, length);
     fflush(stdout);
 }
 

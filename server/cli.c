@@ -184,10 +184,13 @@ static int print_events(struct cli_engine *ce)
                 fprintf(stderr, "\nspecd: %s\n", e->err.text);
             double s = done ? (double)(e->stats.last_us - e->stats.first_us) * 1e-6 : 0;
             if (done && !code && isatty(STDERR_FILENO))
-                fprintf(stderr, "\n[%d + %d tokens, first after %.2f s, then %.1f tokens/s]\n",
-                        e->stats.n_prompt, e->stats.n_output,
-                        (double)(e->stats.first_us - e->stats.arrival_us) * 1e-6,
-                        s > 0 ? (e->stats.n_output - 1) / s : 0);
+                fprintf(
+                    stderr,
+                    "\n[%d + %d tokens, first after %.2f s, then %.1f tokens/s, %d of %d drafts "
+                    "accepted]\n",
+                    e->stats.n_prompt, e->stats.n_output,
+                    (double)(e->stats.first_us - e->stats.arrival_us) * 1e-6,
+                    s > 0 ? (e->stats.n_output - 1) / s : 0, e->stats.n_accepted, e->stats.n_draft);
             gen_evt_free(e);
             if (!done)
                 continue;

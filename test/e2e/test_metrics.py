@@ -11,11 +11,15 @@ GAUGES = ["specd_requests_running", "specd_requests_waiting", "specd_queue_token
           "process_start_time_seconds", "specd_build_info", "specd_config_info", "specd_cache_config_info"]
 COUNTERS = ["specd_requests_total", "specd_http_requests_total", "specd_client_disconnects_total", "specd_prompt_tokens_total",
             "specd_generation_tokens_total", "specd_preemptions_total", "specd_recomputed_tokens_total", "specd_engine_steps_total",
-            "specd_stream_paused_seconds_total", "specd_unknown_fields_total", "specd_nan_logits_total", "process_cpu_seconds_total"]
+            "specd_stream_paused_seconds_total", "specd_unknown_fields_total", "specd_nan_logits_total", "process_cpu_seconds_total",
+            "specd_spec_verify_total", "specd_spec_verify_rows_total", "specd_spec_drafted_tokens_total",
+            "specd_spec_accepted_tokens_total", "specd_spec_position_drafted_total", "specd_spec_position_accepted_total",
+            "specd_spec_part_seconds_total"]
 HISTOGRAMS = ["specd_http_request_duration_seconds", "specd_time_to_first_token_seconds", "specd_inter_token_latency_seconds",
               "specd_time_per_output_token_seconds", "specd_e2e_request_latency_seconds", "specd_queue_time_seconds",
               "specd_prefill_time_seconds", "specd_decode_time_seconds", "specd_request_prompt_tokens",
-              "specd_request_generation_tokens", "specd_request_max_tokens", "specd_request_n", "specd_event_loop_lag_seconds"]
+              "specd_request_generation_tokens", "specd_request_max_tokens", "specd_request_n", "specd_event_loop_lag_seconds",
+              "specd_spec_accepted_length"]
 OUTCOMES = ["stop", "length", "abort_client", "abort_timeout", "abort_shutdown", "error", "rejected_invalid", "rejected_overload",
             "rejected_unready"]
 # these move by themselves, or with the scrape
