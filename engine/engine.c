@@ -19,6 +19,7 @@
 #include "engine/model/model.h"
 #include "engine/plan.h"
 #include "engine/sched/sched.h"
+#include "engine/spec_check.h"
 #include "engine/text/tokenizer.h"
 #include "engine/worker/worker.h"
 
@@ -35,6 +36,7 @@ struct engine {
     bool fixed_seed;
     struct rng seeds; /* the submitter's */
     bool draining;    /* atomic */
+    bool checking;    /* atomic: the self-check runs, whose work is in no metric */
 
     pthread_mutex_t lock; /* guards what follows */
     struct gen_evt *first, *last;
@@ -50,14 +52,15 @@ static void on_events(void *ud, struct gen_evt *first, struct gen_evt *last, int
     mutex_lock(&g->lock);
     g->active -= n_done; /* with the list: who polled the final event does not count it any more */
     bool was_empty = !g->first;
+    engine_wake *wake = g->wake;
     if (was_empty)
         g->first = first;
     else
         g->last->next = first;
     g->last = last;
     mutex_unlock(&g->lock);
-    if (was_empty && g->wake)
-        g->wake(g->ud);
+    if (was_empty && wake)
+        wake(g->ud);
 }
 
 static void count(enum metric m, int i, int j, int64_t now, int64_t before)
@@ -92,6 +95,8 @@ static void on_stats(void *ud, const struct sched_stats *t)
 {
     struct engine *g = ud;
     const struct sched_stats *o = &g->stats; /* written by this thread only */
+    if (__atomic_load_n(&g->checking, __ATOMIC_ACQUIRE))
+        o = t; /* no differences */
     metric_set(M_REQUESTS_RUNNING, t->running);
     metric_set(M_REQUESTS_WAITING, t->waiting);
     metric_set(M_QUEUE_TOKENS, (double)t->queue_tokens);
@@ -133,7 +138,7 @@ static void on_step(void *ud, struct step *s)
 {
     struct engine *g = ud;
     int kind = !s->n_req ? 0 : !s->n_chunk ? 1 : 2;
-    if (!s->err.code) {
+    if (!s->err.code && !__atomic_load_n(&g->checking, __ATOMIC_ACQUIRE)) {
         metric_observe2(M_STEP_SECONDS, kind, 0, (double)s->device_us * 1e-6);
         metric_observe(M_STEP_TOKENS, step_rows(s));
         count_parts(s);
@@ -265,6 +270,39 @@ static int open_tokenizer(struct engine *g, const struct engine_conf *c, struct 
     return none ? OK : tok_open(&g->tok, c->model, e);
 }
 
+/* A drafter below the floor is refused when it was asked for, and left alone when it was found. */
+static int check_drafter(struct engine *g, const struct engine_conf *c, struct err *e)
+{
+    struct spec_checked k;
+    const struct worker_info *wi = worker_info(g->worker);
+    if (!wi->draft.family || c->spec_check_off)
+        return OK;
+    if (c->dummy || !g->tok) {
+        LOG(LOG_INFO, "engine", "the drafter is not checked: %s",
+            c->dummy ? "its weights are generated" : "there is no tokenizer");
+        return OK;
+    }
+    __atomic_store_n(&g->checking, true, __ATOMIC_RELEASE);
+    int ret = spec_check(g, &k, e);
+    __atomic_store_n(&g->checking, false, __ATOMIC_RELEASE);
+    if (ret < 0)
+        return ret;
+    LOG(k.good ? LOG_INFO : LOG_WARN, "engine",
+        "the drafter %s was right at its first draft %.0f%% of the time, %.2f tokens a verify%s",
+        wi->draft.arch, 100 * k.first, k.length, k.enough ? "" : "; too few verifies to judge it");
+    if (k.good)
+        return OK;
+    if (!wi->spec_adapt)
+        return FAIL(e, E_INVAL,
+                    "the drafter %s does not fit %s: its first draft was right %.0f%% of the time "
+                    "(spec_check off serves it all the same)",
+                    wi->draft.arch, wi->model.arch, 100 * k.first);
+    LOG(LOG_WARN, "engine", "drafts are not used");
+    g->info.spec_model = false;
+    g->info.defaults.spec_mode = g->info.spec_ngram ? SPEC_NGRAM : SPEC_OFF;
+    return OK;
+}
+
 int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *wake, void *ud,
                 struct err *e)
 {
@@ -273,7 +311,6 @@ int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *w
     struct worker_conf w = {0};
     struct engine *g = MEM_NEW(struct engine);
     mutex_init(&g->lock);
-    g->wake = wake;
     g->ud = ud;
     g->model_dir = mem_strdup(c->model);
     g->fixed_seed = c->seed != 0;
@@ -285,6 +322,10 @@ int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *w
     TRY_OUT(open_sched(g, c, &w, e));
     fill_info(g, &w);
     sched_start(g->sched);
+    TRY_OUT(check_drafter(g, c, e));
+    mutex_lock(&g->lock);
+    g->wake = wake; /* from here on somebody polls */
+    mutex_unlock(&g->lock);
     *out = g;
     return OK;
 out:

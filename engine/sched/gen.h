@@ -63,6 +63,7 @@ struct gen_stats { /* in the final event */
     int64_t arrival_us, start_us, first_us, last_us; /* queued until start; first and last token */
     int n_preempted;
     int n_verify, n_draft, n_accepted; /* verify steps; drafted rows in them; accepted of these */
+    int n_drafted, n_first;            /* verifies with drafts; whose first draft was right */
     uint64_t seed;                     /* the one used */
 };
 

@@ -146,6 +146,8 @@ static void count_verify(struct sched *s, struct sreq *r, const struct ring_rec 
     r->stats.n_verify++;
     r->stats.n_draft += rec->n_draft;
     r->stats.n_accepted += rec->n_accepted;
+    r->stats.n_drafted += rec->n_draft > 0;
+    r->stats.n_first += rec->n_accepted > 0;
 }
 
 /* Log probabilities of the prompt tokens after each row. False: r has ended (NaN). */

@@ -6,12 +6,16 @@
  * What a drafter does wrong shows as a difference; that drafts are used at all is checked by
  * counts: the oracle's must all be accepted, the adversary's last never. */
 #include <check.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
+#include "engine/base/js.h"
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "engine/base/thread.h"
@@ -82,6 +86,7 @@ static struct rig *rig_open(struct engine_conf c)
     cond_init(&m->more);
     c.model = model.dir;
     c.device = "cpu";
+    c.spec_check_off = true; /* the drafters here are bad on purpose */
     c.threads = c.threads ? c.threads : 1;
     c.max_model_len = c.max_model_len ? c.max_model_len : 128;
     ck_assert_msg(engine_open(&m->g, &c, on_wake, m, &e) == OK, "%s", e.text);
@@ -455,6 +460,54 @@ START_TEST(real_drafters)
 }
 END_TEST
 
+/* A drafter that does not fit its target (here: a head that reads the states of the wrong layers)
+ * is refused by name when it was asked for; when it was found, it is left alone and the server
+ * serves. */
+START_TEST(self_check)
+{
+    static const char dir[] = "configs/models/demo-qwen3-eagle3";
+    struct engine_conf c = {.model = "configs/models/demo-qwen3", .threads = 1, .max_num_seqs = 2};
+    struct engine *g = NULL;
+    struct err e = {0};
+    char wrong[] = "/tmp/specd-head-XXXXXX", path[300], target[PATH_MAX + 64];
+    json_t *conf = NULL, *ids = json_pack("[i,i,i]", 0, 1, 2);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    ck_assert(mkdtemp(wrong) && js_load(&conf, path, &e) == OK && realpath(dir, target));
+    json_object_set_new(json_object_get(conf, "eagle_config"), "eagle_aux_hidden_state_layer_ids",
+                        ids);
+    snprintf(path, sizeof path, "%s/config.json", wrong);
+    ck_assert_int_eq(json_dump_file(conf, path, 0), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", wrong);
+    strcat(target, "/model.safetensors");
+    ck_assert_int_eq(symlink(target, path), 0);
+    c.draft = wrong;
+    c.speculative = "eagle3";
+    ck_assert_int_eq(engine_open(&g, &c, NULL, NULL, &e), E_INVAL);
+    ck_assert_msg(strstr(e.text, "does not fit") && strstr(e.text, "Eagle3") &&
+                      strstr(e.text, "Qwen3ForCausalLM") && strstr(e.text, "spec_check"),
+                  "%s", e.text);
+    c.spec_check_off = true;
+    ck_assert_msg(engine_open(&g, &c, NULL, NULL, &e) == OK, "%s", e.text);
+    ck_assert(engine_info(g)->spec_model);
+    engine_close(g);
+    c.spec_check_off = false;
+    c.speculative = "auto";
+    ck_assert_msg(engine_open(&g, &c, NULL, NULL, &e) == OK, "%s", e.text);
+    ck_assert(!engine_info(g)->spec_model && engine_info(g)->defaults.spec_mode == SPEC_NGRAM);
+    engine_close(g);
+    c.draft = dir;
+    ck_assert_msg(engine_open(&g, &c, NULL, NULL, &e) == OK, "%s", e.text);
+    ck_assert(engine_info(g)->spec_model);
+    ck_assert(!engine_poll(g)); /* the check's events are nobody's */
+    engine_close(g);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/config.json", wrong);
+    unlink(path);
+    rmdir(wrong);
+    json_decref(conf);
+}
+END_TEST
+
 Suite *suite_spec_exact(void);
 Suite *suite_spec_exact(void)
 {
@@ -464,6 +517,7 @@ Suite *suite_spec_exact(void)
     tcase_add_loop_test(
         c, any_drafter, 0,
         (int)(sizeof families / sizeof *families * (sizeof shapes / sizeof *shapes)));
+    tcase_add_test(c, self_check);
     tcase_add_loop_test(c, real_drafters, 0, (int)(sizeof reals / sizeof *reals));
     suite_add_tcase(s, c);
     return s;
