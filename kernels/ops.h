@@ -164,6 +164,7 @@ struct slot_params {
     int32_t n_logprobs; /* -1: none asked; 0..LIM_LOGPROBS alternatives */
     int32_t spec_mode;  /* enum spec_mode */
     int32_t spec_max;   /* most drafted rows of a verify */
+    int32_t spec_ratio; /* 1: drafted chains are accepted by ratio (op_reject), not by match */
     int32_t n_stop, n_bias;
     int32_t stop[LIM_STOP_IDS];
     int32_t bias_id[LIM_BIAS];
@@ -297,6 +298,29 @@ struct op_sample {
     struct sample_out *out; /* [M] */
     float *work;            /* [M, 4 * V] */
     int m, vocab;
+};
+
+/* Ratio rejection (Leviathan et al. 2023) for chains, between op_sample and op_accept: changes the
+ * samples of a verify so that acceptance by token equality accepts a draft x of the distribution q
+ * with probability min(1, p(x) / q(x)) and every emitted token has the target's distribution p. For
+ * a live request with a matching gen, SPEC_MODEL, spec_ratio and a temperature, from its root on:
+ * p is the row's distribution after all of op_sample's processing, x the next row's token, q the
+ * slot's row that it was drawn from; when u q(x) < p(x), u a uniform number, the row's sample
+ * becomes x and the next row follows; otherwise it becomes a draw from max(p - q, 0) / Z, and the
+ * rows after it do not matter. The last row, a q(x) that is no probability, a p that is none (NaN,
+ * infinite logits) and a Z of nothing leave the sample that op_sample drew from p. u and the draw's
+ * noise are streams of their own (kernels/cpu/fmath.h). Unlike a match, the text then depends on
+ * how long the chains were. A changed sample's logprob follows it. */
+struct op_reject {
+    struct slot_arrays s;
+    struct row_arrays rows;
+    const float *logits; /* [rows, vocab] */
+    int64_t ldl;
+    const float *q;                                       /* [S][q_steps][s.vocab] */
+    const int32_t *req_slot, *req_gen, *req_row0, *req_n; /* [B] */
+    struct sample_out *sample;                            /* [rows] */
+    float *work;                                          /* [rows, 4 * vocab] */
+    int reqs, vocab, q_steps;
 };
 
 /* Log probabilities of given tokens (echo): out[m].logprob of tok[m] and the n_top[m] best. */
@@ -440,7 +464,8 @@ struct op_draft_pick {
     int64_t ldl;
     const int32_t *d2t; /* [vocab] target id of a draft id; NULL: the same */
     float *work;        /* [rows of logits, 4 * vocab] */
-    int reqs, topk, level, vocab, shift;
+    float *q;           /* [S][q_steps][s.vocab] or NULL */
+    int reqs, topk, level, vocab, shift, q_steps;
     bool last;
 };
 
@@ -487,7 +512,7 @@ struct op_stamp {
     X(embed)                                                                                       \
     X(rmsnorm) X(matmul) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
-            X(score) X(accept) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick)               \
+            X(score) X(accept) X(reject) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick)               \
                 X(draft_build) X(draft_ngram) X(spec_note) X(stamp)
 /* clang-format on */
 

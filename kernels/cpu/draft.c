@@ -125,7 +125,28 @@ int cpu_do_draft_fill(struct dev *d, const struct op_draft_fill *a)
 
 /* ---- choice ---- */
 
-/* The values of a logit row: what tokens are ranked by. `v` has room for cpu_pad(vocab). */
+/* The request's drafts are drawn with noise of their own, and their distribution is kept. */
+static bool by_ratio(const struct op_draft_pick *a, int slot)
+{
+    const struct slot_params *p = &a->s.params[slot];
+    return a->q && p->spec_ratio && p->temperature >= 1e-5f;
+}
+
+/* The distribution that values v draw from, by target id; e is scratch for cpu_pad(vocab). */
+static void keep_q(const struct cpu_isa *isa, const struct op_draft_pick *a, int slot,
+                   const float *v, float *e)
+{
+    float *q = a->q + ((int64_t)slot * a->q_steps + a->level) * a->s.vocab;
+    double sum = cpu_exp_row(isa, e, v, a->vocab, isa->max(v, a->vocab, NULL));
+    memset(q, 0, (size_t)a->s.vocab * sizeof *q);
+    for (int i = 0; i < a->vocab; i++) {
+        int id = a->d2t ? a->d2t[i] : i;
+        if (id < a->s.vocab)
+            q[id] = (float)((double)e[i] / sum);
+    }
+}
+
+/* The values of a logit row: what tokens are ranked by. `v` has room for two rows, padded. */
 static void row_values(const struct cpu_isa *isa, const struct op_draft_pick *a, int slot, int pos,
                        const float *l, float *v)
 {
@@ -135,9 +156,13 @@ static void row_values(const struct cpu_isa *isa, const struct op_draft_pick *a,
     if (p->temperature < 1e-5f)
         return;
     isa->div(v, a->vocab, p->temperature);
-    if (a->d2t) {
+    bool own = by_ratio(a, slot);
+    if (own)
+        keep_q(isa, a, slot, v, v + a->vocab);
+    if (own || a->d2t) {
         for (int i = 0; i < a->vocab; i++)
-            v[i] += fm_noise(p->seed, pos, a->d2t[i]);
+            v[i] += fm_gumbel(
+                fm_random(p->seed, pos, a->d2t ? a->d2t[i] : i, own ? FM_DRAFT : FM_TARGET));
         return;
     }
     float z[BLOCK];
@@ -238,6 +263,7 @@ static void next_beams(const struct op_draft_pick *a, int i)
 int cpu_do_draft_pick(struct dev *d, const struct op_draft_pick *a)
 {
     int k = a->topk, rows = a->level ? a->reqs * k : a->reqs;
+    CHECK(!a->q || (k == 1 && a->level < a->q_steps));
     CHECK(k >= 1 && k <= LIM_SPEC_TOPK && draft_level(k, a->level + 1) <= LIM_DRAFT_NODES);
     struct job j = {d, a};
     cpu_parallel_if(d, (int64_t)rows * a->vocab * 2, rows, pick_row, &j);

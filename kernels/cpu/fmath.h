@@ -111,10 +111,10 @@ FM_INLINE float fm_gumbel(uint32_t bits)
 /* No noise is larger: bits 0xffffffff give -log(2^-33), about 22.87. */
 #define FM_GUMBEL_MAX 22.9f
 
-/* First word of Philox4x32-10 (Salmon et al. 2011) at counter (c0, c1, 0, 0). */
-FM_INLINE uint32_t fm_philox(uint32_t c0, uint32_t c1, uint32_t k0, uint32_t k1)
+/* First word of Philox4x32-10 (Salmon et al. 2011) at counter (c0, c1, c2, 0). */
+FM_INLINE uint32_t fm_philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t k0, uint32_t k1)
 {
-    uint32_t c2 = 0, c3 = 0;
+    uint32_t c3 = 0;
     for (int i = 0; i < 10; i++) {
         uint64_t a = (uint64_t)c0 * 0xd2511f53u, b = (uint64_t)c2 * 0xcd9e8d57u;
         uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
@@ -129,11 +129,28 @@ FM_INLINE uint32_t fm_philox(uint32_t c0, uint32_t c1, uint32_t k0, uint32_t k1)
     return c0;
 }
 
+/* Independent random streams of a request, the third word of the counter. */
+enum fm_stream { FM_TARGET, FM_COIN, FM_RESIDUAL, FM_DRAFT };
+
+FM_INLINE uint32_t fm_random(uint64_t seed, int32_t pos, int32_t id, enum fm_stream s)
+{
+    return fm_philox((uint32_t)pos, (uint32_t)id, (uint32_t)s, (uint32_t)seed,
+                     (uint32_t)(seed >> 32));
+}
+
 /* The project's sampling noise of a token (ops.h, op_sample). */
 FM_INLINE float fm_noise(uint64_t seed, int32_t pos, int32_t id)
 {
-    return fm_gumbel(
-        fm_philox((uint32_t)pos, (uint32_t)id, (uint32_t)seed, (uint32_t)(seed >> 32)));
+    return fm_gumbel(fm_random(seed, pos, id, FM_TARGET));
+}
+
+/* Less than this of a residual p - q is rounding. */
+#define FM_RESIDUAL_MIN 0x1p-30f
+
+/* A uniform number that is neither 0 nor 1. */
+FM_INLINE double fm_coin(uint64_t seed, int32_t pos)
+{
+    return ((double)fm_random(seed, pos, 0, FM_COIN) + 0.5) * 0x1p-32;
 }
 
 #endif

@@ -6,7 +6,7 @@
 static void scalar_philox(uint32_t *out, uint32_t pos, uint32_t id, uint32_t k0, uint32_t k1)
 {
     for (uint32_t i = 0; i < 64; i++)
-        out[i] = fm_philox(pos, id + i, k0, k1);
+        out[i] = fm_philox(pos, id + i, 0, k0, k1);
 }
 
 #define VEC(name) scalar_##name

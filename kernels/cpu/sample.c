@@ -289,36 +289,46 @@ static float *row_work(struct dev *d, float *given, int n)
     return 4 * (int64_t)n + 64 <= CPU_PANEL_FLOATS ? cpu_panel(d) : given;
 }
 
-static int32_t sample_token(struct dev *d, const struct op_sample *a, int m, int row, float *work)
+/* A row's processed values and what of them is kept; `point`: `first` has all of the mass. */
+struct target {
+    const float *z; /* in the row's scratch, or the logits */
+    float max;
+    int32_t first;
+    struct cut cut;
+    bool point, bad;
+};
+
+static struct target target_of(const struct cpu_isa *isa, const struct op_sample *a, int m, int row,
+                               float *work)
 {
-    const struct cpu_isa *isa = d->isa;
     const struct slot_params *p = &a->s.params[a->rows.slot[row]];
-    const float *l = a->logits + m * a->ldl, *z = l;
-    int n = a->vocab, bad;
-    int32_t pos = a->rows.pos[row] + 1;
-    bool greedy = p->temperature < 1e-5f, change = processed(p, pos - p->n_prompt);
-    float max = isa->max(l, n, &bad);
-    a->out[m].bad = bad;
+    const float *l = a->logits + m * a->ldl;
+    int n = a->vocab, bad, out_index = a->rows.pos[row] + 1 - p->n_prompt;
+    bool greedy = p->temperature < 1e-5f, change = processed(p, out_index);
+    struct target t = {.z = l, .max = isa->max(l, n, &bad), .point = true};
+    t.bad = bad;
     if (change || bad || !greedy) {
         isa->clean(work, l, n);
-        z = work;
+        t.z = work;
     }
     if (change) {
-        process(a, row, work, pos - p->n_prompt);
-        max = isa->max(z, n, &bad); /* penalties of infinite logits make NaN too */
+        process(a, row, work, out_index);
+        t.max = isa->max(work, n, &bad); /* penalties of infinite logits make NaN too */
         if (bad)
             isa->clean(work, work, n);
     }
-    int first = isa->find(z, n, max);
-    if (greedy || !(fabsf(max) < INFINITY))
-        return first < n ? first : 0;
+    t.first = isa->find(t.z, n, t.max);
+    t.first = t.first < n ? t.first : 0;
+    if (greedy || !(fabsf(t.max) < INFINITY))
+        return t;
     isa->div(work, n, p->temperature);
-    max = z[first];
-    if (!(fabsf(max) < INFINITY))
-        return first;
-    float *rest = work + cpu_pad(n);
-    struct cut cut = find_cut(isa, p, z, n, max, rest);
-    return draw(isa, p, z, n, cut, isa->find(z, n, max), pos);
+    t.max = work[t.first];
+    if (!(fabsf(t.max) < INFINITY))
+        return t;
+    t.cut = find_cut(isa, p, work, n, t.max, work + cpu_pad(n));
+    t.first = isa->find(work, n, t.max);
+    t.point = false;
+    return t;
 }
 
 static void sample_row(void *ud, int m)
@@ -334,7 +344,11 @@ static void sample_row(void *ud, int m)
         return;
     const struct slot_params *p = &a->s.params[a->rows.slot[row]];
     float *work = row_work(job->d, a->work + (int64_t)m * 4 * n, n);
-    out->token = sample_token(job->d, a, m, row, work);
+    struct target t = target_of(job->d->isa, a, m, row, work);
+    out->bad = t.bad;
+    out->token = t.first;
+    if (!t.point)
+        out->token = draw(job->d->isa, p, t.z, n, t.cut, t.first, a->rows.pos[row] + 1);
     if (p->n_logprobs >= 0) {
         const float *l = a->logits + m * a->ldl;
         struct cpu_lse e = cpu_row_lse(job->d->isa, l, n, work);
@@ -348,6 +362,93 @@ int cpu_do_sample(struct dev *d, const struct op_sample *a)
     CHECK(a->vocab <= a->s.vocab);
     struct job j = {d, a};
     cpu_parallel_if(d, (int64_t)a->m * a->vocab, a->m, sample_row, &j);
+    return OK;
+}
+
+/* ---- ratio rejection ---- */
+
+/* p(v) of the kept set into e, which has room for cpu_pad(n). */
+static void probabilities(const struct cpu_isa *isa, const struct target *t, int n, float *e)
+{
+    double sum = 0;
+    cpu_exp_row(isa, e, t->z, n, t->max);
+    for (int i = 0; i < n; i++) {
+        e[i] = kept(t->cut, t->z[i], i) ? e[i] : 0;
+        sum += (double)e[i];
+    }
+    for (int i = 0; i < n; i++)
+        e[i] = (float)((double)e[i] / sum);
+}
+
+/* A draw from what p exceeds q by, -1 when that is nothing. */
+static int32_t draw_residual(const float *p, const float *q, int n, uint64_t seed, int32_t pos)
+{
+    int32_t best = -1;
+    float top = 0;
+    for (int i = 0; i < n; i++) {
+        float r = p[i] - q[i];
+        if (!(r >= FM_RESIDUAL_MIN))
+            continue;
+        float v = fm_log(r) + fm_gumbel(fm_random(seed, pos, i, FM_RESIDUAL));
+        if (best < 0 || v > top) {
+            best = i;
+            top = v;
+        }
+    }
+    return best;
+}
+
+static void put_sample(const struct op_reject *a, const struct cpu_isa *isa, int row, int32_t tok,
+                       float *work)
+{
+    struct sample_out *out = &a->sample[row];
+    out->token = tok;
+    if (a->s.params[a->rows.slot[row]].n_logprobs < 0)
+        return;
+    const float *l = a->logits + row * a->ldl;
+    struct cpu_lse e = cpu_row_lse(isa, l, a->vocab, work);
+    out->logprob = logprob(&e, l[tok]);
+}
+
+static void reject_req(void *ud, int i)
+{
+    const struct job *job = ud;
+    const struct op_reject *a = job->a;
+    const struct cpu_isa *isa = job->d->isa;
+    int slot = a->req_slot[i], row0 = a->req_row0[i], n = a->vocab;
+    if (!cpu_slot_ok(&a->s, slot, a->req_gen[i]))
+        return;
+    const struct slot_params *p = &a->s.params[slot];
+    if (p->spec_mode != SPEC_MODEL || !p->spec_ratio || p->temperature < 1e-5f)
+        return;
+    const struct op_sample view = {
+        .s = a->s, .rows = a->rows, .logits = a->logits, .ldl = a->ldl, .vocab = n};
+    float *work = row_work(job->d, a->work + (int64_t)row0 * 4 * n, n), *e = work + cpu_pad(n);
+    CHECK(a->req_n[i] - 1 <= a->q_steps);
+    for (int j = 0; j + 1 < a->req_n[i]; j++) {
+        int row = row0 + j;
+        int32_t x = a->rows.tok[row + 1], pos = a->rows.pos[row] + 1;
+        const float *q = a->q + ((int64_t)slot * a->q_steps + j) * a->s.vocab;
+        struct target t = target_of(isa, &view, row, row, work);
+        CHECK(a->rows.parent[row + 1] == row && x >= 0 && x < n);
+        if (t.point || !(q[x] > 0 && q[x] <= 1.001f))
+            return;
+        probabilities(isa, &t, n, e);
+        if (fm_coin(p->seed, pos) * (double)q[x] < (double)e[x]) {
+            put_sample(a, isa, row, x, work);
+            continue;
+        }
+        x = draw_residual(e, q, n, p->seed, pos);
+        if (x >= 0)
+            put_sample(a, isa, row, x, work);
+        return;
+    }
+}
+
+int cpu_do_reject(struct dev *d, const struct op_reject *a)
+{
+    struct job j = {d, a};
+    cpu_parallel_if(d, (int64_t)a->reqs * a->vocab, a->reqs, reject_req, &j);
     return OK;
 }
 

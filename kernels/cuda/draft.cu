@@ -135,6 +135,43 @@ extern "C" int cuda_do_draft_fill(struct dev *d, const struct op_draft_fill *a)
 
 /* ---- choice ---- */
 
+/* The distribution that values v draw from, by target id. */
+static __device__ void keep_q(const struct op_draft_pick &a, int slot, const float *v)
+{
+    float *q = a.q + ((int64_t)slot * a.q_steps + a.level) * a.s.vocab;
+    struct lse e = row_lse(v, a.vocab);
+    double sum = exp(e.log_sum);
+    for (int x = threadIdx.x; x < a.s.vocab; x += T)
+        q[x] = 0;
+    __syncthreads();
+    for (int x = threadIdx.x; x < a.vocab; x += T) {
+        int id = a.d2t ? a.d2t[x] : x;
+        if (id < a.s.vocab)
+            q[id] = (float)((double)fm_exp(v[x] - e.max) / sum);
+    }
+    __syncthreads();
+}
+
+/* The values of a logit row: what tokens are ranked by. */
+static __device__ void row_values(const struct op_draft_pick &a, int slot, int pos, const float *l,
+                                  float *v)
+{
+    const struct slot_params *p = &a.s.params[slot];
+    bool greedy = p->temperature < 1e-5f, own = a.q && p->spec_ratio && !greedy;
+    for (int x = threadIdx.x; x < a.vocab; x += T) {
+        float z = l[x] == l[x] ? l[x] : -INFINITY;
+        v[x] = greedy ? z : z / p->temperature;
+    }
+    __syncthreads();
+    if (own)
+        keep_q(a, slot, v);
+    if (!greedy)
+        for (int x = threadIdx.x; x < a.vocab; x += T)
+            v[x] += fm_gumbel(
+                fm_random(p->seed, pos, a.d2t ? a.d2t[x] : x, own ? FM_DRAFT : FM_TARGET));
+    __syncthreads();
+}
+
 /* One block a logit row: values, their log-sum-exp, the topk best by repeated best-below-the-last.
  */
 __global__ void __launch_bounds__(T) draft_pick_kernel(struct op_draft_pick a)
@@ -147,18 +184,10 @@ __global__ void __launch_bounds__(T) draft_pick_kernel(struct op_draft_pick a)
     int parent = a.level ? a.t.beam[i * LIM_SPEC_TOPK + b] : -1, got = 0;
     int64_t at = (int64_t)i * LIM_DRAFT_NODES + draft_level(k, a.level) + b * k;
     double base = parent >= 0 ? (double)a.t.score[(int64_t)i * LIM_DRAFT_NODES + parent] : 0;
-    const struct slot_params *p = &a.s.params[slot];
     struct lse e = {0, 0};
     float *v = a.work + (int64_t)m * 4 * n;
     if (a.level == 0 || (parent >= 0 && pos - 1 < a.s.len_max)) {
-        const float *l = a.logits + m * a.ldl;
-        for (int x = threadIdx.x; x < n; x += T) {
-            float z = l[x] == l[x] ? l[x] : -INFINITY;
-            if (!(p->temperature < 1e-5f))
-                z = z / p->temperature + fm_noise(p->seed, pos, a.d2t ? a.d2t[x] : x);
-            v[x] = z;
-        }
-        __syncthreads();
+        row_values(a, slot, pos, a.logits + m * a.ldl, v);
         e = row_lse(v, n);
         got = min(k, n);
     }
@@ -240,7 +269,7 @@ extern "C" int cuda_do_draft_pick(struct dev *d, const struct op_draft_pick *a)
 {
     int k = a->topk, rows = a->level ? a->reqs * k : a->reqs;
     if (k > LIM_SPEC_TOPK || draft_level(k, a->level + 1) > LIM_DRAFT_NODES ||
-        (!a->last && (a->level + 1) * k > 64))
+        (!a->last && (a->level + 1) * k > 64) || (a->q && (k > 1 || a->level >= a->q_steps)))
         return E_UNSUPPORTED;
     draft_pick_kernel<<<(unsigned)rows, T, 0, d->stream>>>(*a);
     if (!a->last)

@@ -166,6 +166,47 @@ static __device__ struct cut cut_top_p(const float *z, int n, float max, struct 
     return r;
 }
 
+/* A row's processed values z and what of them is kept; `point`: `best` has all of the mass. */
+struct target {
+    float max, min_p;
+    int best, bad;
+    struct cut cut;
+    bool point;
+};
+
+static __device__ struct target target_of(const struct op_sample &a, int m, int row, float *z)
+{
+    const struct slot_params *p = &a.s.params[a.rows.slot[row]];
+    const float *l = a.logits + m * a.ldl;
+    int n = a.vocab, bad = 0;
+    for (int i = threadIdx.x; i < n; i += T) {
+        bad |= l[i] != l[i];
+        z[i] = l[i] == l[i] ? l[i] : -INFINITY;
+    }
+    bad = __syncthreads_or(bad);
+    process(a, row, z);
+    uint64_t top = row_argmax(z, n);
+    struct cut all = {-INFINITY, n};
+    struct target t = {key_value((uint32_t)(top >> 32)), p->min_p, best_id(top), bad, all, true};
+    if (p->temperature < 1e-5f || !(fabsf(t.max) < INFINITY))
+        return t;
+    for (int i = threadIdx.x; i < n; i += T)
+        z[i] = z[i] / p->temperature;
+    t.max = t.max / p->temperature;
+    t.point = false;
+    __syncthreads();
+    if (p->top_k > 0 && p->top_k < n)
+        t.cut = cut_top_k(z, n, p->top_k);
+    if (p->top_p < 1.0f)
+        t.cut = cut_top_p(z, n, t.max, t.cut, p->top_p);
+    return t;
+}
+
+static __device__ __forceinline__ bool in_target(const struct target &t, const float *z, int i)
+{
+    return kept(z, i, t.cut) && (i == t.best || !(fm_exp(z[i] - t.max) < t.min_p));
+}
+
 __global__ void __launch_bounds__(T) sample_kernel(struct op_sample a)
 {
     int m = blockIdx.x, n = a.vocab;
@@ -181,39 +222,21 @@ __global__ void __launch_bounds__(T) sample_kernel(struct op_sample a)
     const struct slot_params *p = &a.s.params[a.rows.slot[row]];
     const float *l = a.logits + m * a.ldl;
     float *z = a.work + (int64_t)m * 4 * n;
-    int32_t pos = a.rows.pos[row] + 1;
-    int bad = 0;
-    for (int i = threadIdx.x; i < n; i += T) {
-        bad |= l[i] != l[i];
-        z[i] = l[i] == l[i] ? l[i] : -INFINITY;
-    }
-    bad = __syncthreads_or(bad);
-    process(a, row, z);
-    uint64_t top = row_argmax(z, n);
-    int best = best_id(top);
-    float max = key_value((uint32_t)(top >> 32));
-    if (!(p->temperature < 1e-5f) && fabsf(max) < INFINITY) {
-        for (int i = threadIdx.x; i < n; i += T)
-            z[i] = z[i] / p->temperature;
-        max = max / p->temperature;
-        __syncthreads();
-        struct cut c = {-INFINITY, n};
-        if (p->top_k > 0 && p->top_k < n)
-            c = cut_top_k(z, n, p->top_k);
-        if (p->top_p < 1.0f)
-            c = cut_top_p(z, n, max, c, p->top_p);
+    struct target t = target_of(a, m, row, z);
+    int best = t.best;
+    if (!t.point) {
         uint64_t b = 0;
         for (int i = threadIdx.x; i < n; i += T) {
-            if (!kept(z, i, c) || (i != best && fm_exp(z[i] - max) < p->min_p))
+            if (!in_target(t, z, i))
                 continue;
-            uint64_t w = pack_best(z[i] + fm_noise(p->seed, pos, i), i);
+            uint64_t w = pack_best(z[i] + fm_noise(p->seed, a.rows.pos[row] + 1, i), i);
             b = w > b ? w : b;
         }
         best = best_id(block_best(b));
     }
     if (threadIdx.x == 0) {
         out->token = best;
-        out->bad = bad;
+        out->bad = t.bad;
     }
     if (p->n_logprobs >= 0) {
         struct lse e = row_lse(l, n);
@@ -226,6 +249,86 @@ __global__ void __launch_bounds__(T) sample_kernel(struct op_sample a)
 extern "C" int cuda_do_sample(struct dev *d, const struct op_sample *a)
 {
     sample_kernel<<<a->m, T, 0, d->stream>>>(*a);
+    return cuda_launched(d);
+}
+
+/* ---- ratio rejection: one block a request, its rows in order ---- */
+
+static __device__ void put_sample(const struct op_reject &a, int row, int32_t tok)
+{
+    const float *l = a.logits + row * a.ldl;
+    bool ask = a.s.params[a.rows.slot[row]].n_logprobs >= 0;
+    struct lse e = {0, 0};
+    if (ask)
+        e = row_lse(l, a.vocab);
+    if (threadIdx.x)
+        return;
+    a.sample[row].token = tok;
+    if (ask)
+        a.sample[row].logprob = logprob(e, l[tok] == l[tok] ? l[tok] : -INFINITY);
+}
+
+/* A draw from what p exceeds q by, -1 when that is nothing; p(i) of the kept set is exp / sum. */
+static __device__ int draw_residual(const struct target &t, const float *z, const float *q, int n,
+                                    double sum, uint64_t seed, int pos)
+{
+    uint64_t b = 0;
+    for (int i = threadIdx.x; i < n; i += T) {
+        float p = in_target(t, z, i) ? (float)((double)fm_exp(z[i] - t.max) / sum) : 0;
+        float r = p - q[i];
+        if (!(r >= FM_RESIDUAL_MIN))
+            continue;
+        float v = fm_log(r) + fm_gumbel(fm_random(seed, pos, i, FM_RESIDUAL));
+        uint64_t w = pack_best(v, i);
+        b = w > b ? w : b;
+    }
+    b = block_best(b);
+    return b ? best_id(b) : -1;
+}
+
+__global__ void __launch_bounds__(T) reject_kernel(struct op_reject a)
+{
+    int i = blockIdx.x, slot = a.req_slot[i], row0 = a.req_row0[i], n = a.vocab;
+    if (!cuda_slot_ok(a.s, slot, a.req_gen[i]))
+        return;
+    const struct slot_params *p = &a.s.params[slot];
+    if (p->spec_mode != SPEC_MODEL || !p->spec_ratio || p->temperature < 1e-5f)
+        return;
+    struct op_sample view = {};
+    view.s = a.s;
+    view.rows = a.rows;
+    view.logits = a.logits;
+    view.ldl = a.ldl;
+    view.vocab = n;
+    float *z = a.work + (int64_t)row0 * 4 * n;
+    int most = min(a.req_n[i] - 1, a.q_steps);
+    for (int j = 0; j < most; j++) {
+        int row = row0 + j, x = a.rows.tok[row + 1], pos = a.rows.pos[row] + 1;
+        const float *q = a.q + ((int64_t)slot * a.q_steps + j) * a.s.vocab;
+        struct target t = target_of(view, row, row, z);
+        if (t.point || x < 0 || x >= n || !(q[x] > 0 && q[x] <= 1.001f))
+            return;
+        double sum = 0;
+        for (int v = threadIdx.x; v < n; v += T)
+            if (in_target(t, z, v))
+                sum += (double)fm_exp(z[v] - t.max);
+        sum = block_sum(sum);
+        float px = in_target(t, z, x) ? (float)((double)fm_exp(z[x] - t.max) / sum) : 0;
+        if (fm_coin(p->seed, pos) * (double)q[x] < (double)px) {
+            put_sample(a, row, x);
+            __syncthreads(); /* z is the next row's */
+            continue;
+        }
+        x = draw_residual(t, z, q, n, sum, p->seed, pos);
+        if (x >= 0)
+            put_sample(a, row, x);
+        return;
+    }
+}
+
+extern "C" int cuda_do_reject(struct dev *d, const struct op_reject *a)
+{
+    reject_kernel<<<(unsigned)a->reqs, T, 0, d->stream>>>(*a);
     return cuda_launched(d);
 }
 

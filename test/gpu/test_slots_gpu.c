@@ -159,6 +159,7 @@ static void world_start(struct world *w)
             .n_logprobs = i % 2 ? 5 : -1,
             .spec_mode = i % 3 == 2 ? SPEC_NGRAM : SPEC_MODEL,
             .spec_max = 63,
+            .spec_ratio = i % 2,
             .n_stop = 2,
             .stop = {7, 11},
             .n_bias = i == 0 ? 2 : 0,
@@ -356,7 +357,7 @@ END_TEST
 
 struct draft_twin {
     struct twin *tok, *parent, *score, *beam, *beam_anc, *src, *tail, *keep_row, *keep_slot;
-    struct twin *logits, *work, *d2t;
+    struct twin *logits, *work, *d2t, *q;
 };
 
 static void draft_round(struct world *w, struct draft_twin *d, int topk, int levels, bool map)
@@ -384,6 +385,8 @@ static void draft_round(struct world *w, struct draft_twin *d, int topk, int lev
                   .ldl = DV,
                   .d2t = map ? P(d->d2t) : NULL,
                   .work = P(d->work),
+                  .q = topk == 1 ? P(d->q) : NULL,
+                  .q_steps = 5,
                   .reqs = reqs,
                   .topk = topk,
                   .level = level,
@@ -391,6 +394,7 @@ static void draft_round(struct world *w, struct draft_twin *d, int topk, int lev
                   .shift = map,
                   .last = level == levels - 1}));
         twin_near(t, d->score, REQS * LIM_DRAFT_NODES, 1e-5f, 1e-6f, "draft_pick scores");
+        twin_near(t, d->q, S * 5 * V, 1e-9f, 1e-6f, "draft_pick q");
         struct twin *same[] = {d->tok, d->parent, d->beam, d->beam_anc, d->src};
         for (size_t i = 0; i < ARRAY_LEN(same); i++)
             twin_same(t, same[i], same[i]->bytes, "draft_pick");
@@ -451,6 +455,7 @@ START_TEST(speculation)
         *per_req[i] = twin_new(t, REQS * sizeof(int32_t));
     d.logits = twin_new(t, ROWS * 1500 * sizeof(float));
     d.work = twin_nans(t, ROWS * 1500 * 4);
+    d.q = twin_new(t, S * 5 * V * sizeof(float));
     d.d2t = twin_new(t, 1500 * sizeof(int32_t));
     for (int i = 0; i < 1500; i++)
         ((int32_t *)d.d2t->p[0])[i] = 3 * i + 2;
@@ -602,6 +607,91 @@ START_TEST(speculation)
 }
 END_TEST
 
+/* Chains of three rows, drafts that are often right, distributions of any kind. */
+START_TEST(ratio_rejection)
+{
+    struct world w = {0};
+    world_open(&w);
+    struct twins *t = &w.t;
+    world_start(&w);
+    struct twin *q = twin_new(t, S * 2 * V * sizeof(float));
+    struct twin *logits = twin_rand(t, (size_t)ROWS * V, 3);
+    struct twin *work = twin_nans(t, (size_t)ROWS * 4 * V);
+    struct twin *smp = twin_new(t, ROWS * sizeof(struct sample_out));
+    int changed = 0;
+    for (int round = 0; round < 8; round++) {
+        for (int s = 1; s < S; s++) {
+            int32_t *draft = (int32_t *)w.draft->p[0] + s * LIM_ROWS_PER_REQ;
+            ((int32_t *)w.req_slot->p[0])[s - 1] = s;
+            ((int32_t *)w.req_gen->p[0])[s - 1] = 99 + s;
+            ((int32_t *)w.len->p[0])[s] = 14 + round;
+            ((int32_t *)w.n_out->p[0])[s] = 3 + round;
+            do
+                world_tree(&w, s, 3);
+            while (((int32_t *)w.parent->p[0])[s * LIM_ROWS_PER_REQ + 1] != 1);
+            for (int j = 0; j < 2; j++) {
+                float *row = (float *)q->p[0] + (s * 2 + j) * V;
+                draft[j] = (int32_t)rng_below(&t->rng, V);
+                for (int x = 0; x < V; x++)
+                    row[x] = (float)rng_unit(&t->rng) * 2 / V;
+                row[draft[j]] = (float)rng_unit(&t->rng) * (rng_below(&t->rng, 2) ? 1e-5f : 0.9f);
+            }
+        }
+        world_push_trees(&w);
+        struct twin *push[] = {w.req_slot, w.req_gen, w.len, w.n_out, q};
+        for (size_t i = 0; i < ARRAY_LEN(push); i++)
+            twin_push(t, push[i]);
+        BOTH(t, rows_build,
+             SET({.s = slots_of(&w, side),
+                  .out = rows_of(&w, side),
+                  .req_slot = P(w.req_slot),
+                  .req_gen = P(w.req_gen),
+                  .req_row0 = P(w.req_row0),
+                  .req_n = P(w.req_n),
+                  .reqs = REQS,
+                  .rows = ROWS}));
+        BOTH(t, sample,
+             SET({.s = slots_of(&w, side),
+                  .rows = rows_of(&w, side),
+                  .logits = P(logits),
+                  .ldl = V,
+                  .out = P(smp),
+                  .work = P(work),
+                  .m = ROWS,
+                  .vocab = V}));
+        struct sample_out *was = mem_dup(smp->p[0], smp->bytes), *c = smp->p[0];
+        struct sample_out *g = mem_alloc(smp->bytes);
+        BOTH(t, reject,
+             SET({.s = slots_of(&w, side),
+                  .rows = rows_of(&w, side),
+                  .logits = P(logits),
+                  .ldl = V,
+                  .q = P(q),
+                  .req_slot = P(w.req_slot),
+                  .req_gen = P(w.req_gen),
+                  .req_row0 = P(w.req_row0),
+                  .req_n = P(w.req_n),
+                  .sample = P(smp),
+                  .work = P(work),
+                  .reqs = REQS,
+                  .vocab = V,
+                  .q_steps = 2}));
+        struct err e = {0};
+        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, g, smp->p[1], smp->bytes, &e), OK);
+        for (int i = 0; i < ROWS; i++) {
+            ck_assert_int_eq(g[i].token, c[i].token);
+            ck_assert(isnan(c[i].logprob) ? isnan(g[i].logprob)
+                                          : fabsf(g[i].logprob - c[i].logprob) < 2e-6f);
+            changed += c[i].token != was[i].token;
+        }
+        mem_free(was);
+        mem_free(g);
+    }
+    ck_assert_int_gt(changed, 10);
+    twins_close(t);
+}
+END_TEST
+
 Suite *suite_gpu_slots(void);
 Suite *suite_gpu_slots(void)
 {
@@ -609,6 +699,7 @@ Suite *suite_gpu_slots(void)
     TCase *t = tcase_create("slots");
     tcase_add_test(t, slots_and_sampling);
     tcase_add_test(t, speculation);
+    tcase_add_test(t, ratio_rejection);
     suite_add_tcase(s, t);
     return s;
 }

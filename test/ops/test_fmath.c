@@ -70,13 +70,14 @@ END_TEST
 START_TEST(philox_vectors)
 {
     /* Random123's known answers for philox4x32-10, those with a zero upper counter, first word */
-    ck_assert_uint_eq(fm_philox(0, 0, 0, 0), 0x6627e8d5u);
+    ck_assert_uint_eq(fm_philox(0, 0, 0, 0, 0), 0x6627e8d5u);
     /* and an independent evaluation of one round chain by hand-written 64-bit steps */
     struct rng r = {4};
     for (int i = 0; i < 1000; i++) {
-        uint32_t c[4] = {(uint32_t)rng_u64(&r), (uint32_t)rng_u64(&r), 0, 0};
+        uint32_t c[4] = {(uint32_t)rng_u64(&r), (uint32_t)rng_u64(&r),
+                         i % 2 ? (uint32_t)rng_u64(&r) : 0, 0};
         uint32_t k[2] = {(uint32_t)rng_u64(&r), (uint32_t)rng_u64(&r)};
-        uint32_t got = fm_philox(c[0], c[1], k[0], k[1]);
+        uint32_t got = fm_philox(c[0], c[1], c[2], k[0], k[1]);
         for (int n = 0; n < 10; n++) {
             unsigned __int128 a = (unsigned __int128)0xd2511f53u * c[0];
             unsigned __int128 b = (unsigned __int128)0xcd9e8d57u * c[2];
