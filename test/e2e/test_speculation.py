@@ -1,7 +1,7 @@
 """Speculation changes how many tokens a step yields, and nothing a client can read but the counts.
 
-The reference is a server that drafts nothing. Beside it: the next-token layer as a chain and as a
-tree, and prompt lookup; requests pick among them with the field "speculation".
+The reference is a server that drafts nothing. Beside it: chains and trees of every kind of drafter,
+and prompt lookup; requests pick among them with the field "speculation".
 """
 import socket
 import struct
@@ -9,34 +9,52 @@ import struct
 import openai
 import pytest
 
-from harness import Server, finishes, stream_texts, together, until
+from harness import DEMO, Server, finishes, stream_texts, together, until
 
 WORDS = "The kernel reads a file and writes the result to another one before it ends".split()
 CHAT = [{"role": "user", "content": "What is 23 + 45?"}]
+TREE = ("--spec-steps", 3, "--spec-topk", 3, "--spec-tokens", 12)
+QWEN = DEMO.parent / "demo-qwen3"
+EAGLE = DEMO.parent / "demo-qwen3-eagle3"
 METHODS = {
-    "mtp": ("--speculative", "mtp"),
-    "tree": ("--speculative", "mtp", "--spec-steps", 3, "--spec-topk", 3, "--spec-tokens", 12),
-    "ngram": ("--speculative", "ngram"),
+    "mtp": (DEMO, "--speculative", "mtp"),
+    "mtp tree": (DEMO, "--speculative", "mtp", *TREE),
+    "ngram": (DEMO, "--speculative", "ngram"),
+    "draft-model": (DEMO, "--speculative", "draft-model", "--draft", QWEN),
+    "eagle3": (QWEN, "--speculative", "eagle3", "--draft", EAGLE),
+    "eagle3 tree": (QWEN, "--speculative", "eagle3", "--draft", EAGLE, *TREE),
 }
 
 
+def start(method, *flags):
+    model, *own = METHODS[method]
+    return Server(*own, *flags, model=model)
+
+
 @pytest.fixture(scope="module")
-def off():
-    with Server("--speculative", "off") as s:
-        yield s
-        s.idle()
+def offs():
+    with Server("--speculative", "off") as a, Server("--speculative", "off", model=QWEN) as b:
+        yield {DEMO: a, QWEN: b}
+        a.idle()
+        b.idle()
+
+
+@pytest.fixture(scope="module")
+def off(offs):
+    return offs[DEMO]
 
 
 @pytest.fixture(scope="module", params=list(METHODS))
-def on(request):
-    with Server(*METHODS[request.param]) as s:
-        yield s
+def pair(request, offs):
+    """A server without drafts, and one of the same model with them."""
+    with start(request.param) as s:
+        yield offs[METHODS[request.param][0]], s
         s.idle()
 
 
 @pytest.fixture(scope="module")
 def mtp():
-    with Server(*METHODS["mtp"]) as s:
+    with start("mtp") as s:
         yield s
         s.idle()
 
@@ -78,7 +96,8 @@ def same(off, on, body, path="/v1/completions", **speculation):
 
 # ---- the same text ----
 
-def test_samplings(off, on):
+def test_samplings(pair):
+    off, on = pair
     drafted = accepted = 0
     for b in bodies(28):
         spec = same(off, on, b)
@@ -98,7 +117,8 @@ def test_modes_of_a_request(off, mtp, speculation):
             assert spec["drafted"] <= spec["verifies"] * min(speculation.get("max", 3), 3)
 
 
-def test_logprobs(off, on):
+def test_logprobs(pair):
+    off, on = pair
     for b in bodies(7, 24):
         same(off, on, {**b, "logprobs": 3})
         same(off, on, {**b, "logprobs": 0, "echo": True})
@@ -106,14 +126,16 @@ def test_logprobs(off, on):
                        "top_logprobs": 4}, "/v1/chat/completions")
 
 
-def test_choices_and_prompts(off, on):
+def test_choices_and_prompts(pair):
+    off, on = pair
     same(off, on, {"prompt": prompt(3), "n": 5, "seed": 7, "temperature": 1, "max_tokens": 30})
     same(off, on, {"prompt": [prompt(i) for i in range(4)], "n": 2, "seed": 9, "temperature": 0.9, "max_tokens": 25})
     same(off, on, {"messages": CHAT, "n": 3, "seed": 1, "temperature": 1, "max_tokens": 30}, "/v1/chat/completions")
 
 
-def test_every_end(off, on):
+def test_every_end(pair):
     """Length and stop strings at every place of a block of accepted drafts, greedy text that is easy to draft."""
+    off, on = pair
     base = {"prompt": "The kernel reads a file", "temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
     text = off.complete(**{**base, "max_tokens": 40})["choices"][0]["text"]
     for n in range(1, 14):
@@ -131,7 +153,7 @@ def test_every_end(off, on):
 
 def test_near_the_limit(off):
     """Prompts that leave room for 0 to 6 tokens beside drafts that would reach past the context."""
-    with Server("--speculative", "off", "--max-model-len", 48) as a, Server(*METHODS["tree"], "--max-model-len", 48) as b:
+    with Server("--speculative", "off", "--max-model-len", 48) as a, start("mtp tree", "--max-model-len", 48) as b:
         words = off.tokens(" ".join(WORDS * 8))
         for left in range(1, 8):
             for max_tokens in range(1, left + 1):
@@ -140,12 +162,13 @@ def test_near_the_limit(off):
 
 
 def test_one_step_in_flight(off):
-    with Server(*METHODS["mtp"], "--overlap", "off", "--max-num-batched-tokens", 16, "--threads", 1) as s:
+    with start("mtp", "--overlap", "off", "--max-num-batched-tokens", 16, "--threads", 1) as s:
         for b in bodies(7):
             same(off, s, b)
 
 
-def test_streams(off, on):
+def test_streams(pair):
+    off, on = pair
     for i, b in enumerate(bodies(7, 40)):
         want, _ = answer(off, b)
         ev = on.stream("/v1/completions", {**b, "stream_options": {"include_usage": True, "continuous_usage_stats": i % 2 == 1}}).all()
@@ -178,21 +201,23 @@ def test_parallel_streams(off):
     modes = [{}, {"mode": "mtp"}, {"mode": "ngram"}, {"mode": "off"}, {"max": 1}]
     alone = [stream_text(off, b) for b in jobs]
     assert len(set(alone)) > 32
-    for flags in ((), ("--kv-cache-tokens", 768), ("--spec-topk", 3, "--spec-tokens", 10, "--kv-cache-tokens", 1024)):
-        with Server("--speculative", "mtp", "--max-num-seqs", 64, *flags) as s:
+    preempted = 0
+    for flags in ((), ("--kv-cache-tokens", 384), (*TREE, "--kv-cache-tokens", 512)):
+        with start("mtp", "--max-num-seqs", 64, *flags) as s:
             got = together(64, lambda i: stream_text(s, jobs[i], **modes[i % len(modes)]))
             assert got == alone, [i for i in range(64) if got[i] != alone[i]]
             s.idle()
             m = s.metrics()
-            if flags:
-                assert m.get("specd_preemptions_total") > 0, "nothing was preempted, so this run proves less than it should"
+            preempted += m.get("specd_preemptions_total")
             assert m.get("specd_generation_tokens_total") == sum(b["max_tokens"] for b in jobs)
             assert m.get("specd_spec_accepted_tokens_total", method="model") > 0
             assert m.get("specd_spec_accepted_tokens_total", method="ngram") > 0
+    assert preempted > 0, "nothing was preempted, so this run proves less than it should"
 
 
-def test_clients_that_leave(off, on):
+def test_clients_that_leave(pair):
     """In prefill, between drafts, at the end: nothing stays in use, and who stays reads the same text."""
+    off, on = pair
     body = {"prompt": prompt(5), "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     want = stream_text(off, {**body, "max_tokens": 200})
     left = on.metrics().get("specd_requests_total", outcome="abort_client")
@@ -282,6 +307,16 @@ def test_counts(mtp):
         assert grown("specd_spec_accepted_length_bucket", le=str(p), **model) == total["verifies"] - at[p - 1][1]
     for part in ("verify", "accept", "extend", "draft"):
         assert grown("specd_spec_part_seconds_total", part=part) > 0, part
+
+
+def test_every_method_by_its_name(pair):
+    _, on = pair
+    name = on.metrics().series["specd_config_info"][0][0]["spec_method"]
+    r = on.complete(prompt(2), max_tokens=20, temperature=0, speculation={"mode": name})
+    assert r["usage"]["speculation"]["verifies"] > 0
+    for other in {"mtp", "eagle3", "draft-model"} - {name}:
+        e = on.post("/v1/completions", {"prompt": "x", "speculation": {"mode": other}}).error(400, "speculation.mode", says=f"'{other}'")
+        assert f"runs '{name}'" in e["message"]
 
 
 def test_lookup_is_counted_apart(mtp):

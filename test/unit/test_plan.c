@@ -114,6 +114,16 @@ START_TEST(speculation)
     has(&b, "speculation ngram\n");
     has(&b, "to 4 tokens, for all requests\n");
     lacks(&b, "drf_");
+    buf_reset(&b);
+    c = small;
+    c.model = "configs/models/demo-qwen3";
+    c.draft = "configs/models/demo-qwen3-eagle3";
+    c.speculative = "auto";
+    ck_assert_msg(engine_plan(&c, &b, &e) == OK, "%s", e.text);
+    has(&b, "speculation eagle3 (chosen by auto)\n");
+    has(&b, "reads what enters the target's layers ");
+    has(&b, "drafter kv 0 1 layers, gqa");
+    has(&b, "drf_extend  0  gqa               ref-gqa       ok, chosen");
     buf_done(&b);
 }
 END_TEST
@@ -140,6 +150,17 @@ static const struct {
     {"demo", "eagle3", NULL, NULL, 0, 0, 0, 0, 0, {"eagle3", "draft"}},
     {"demo", "eagle3", "configs/models/none", NULL, 0, 0, 0, 0, 0, {"none", ""}},
     {"demo", "dspark", NULL, NULL, 0, 0, 0, 0, 0, {"dspark", "not an algorithm"}},
+    {"demo", "eagle3", "configs/models/demo-qwen3", NULL, 0, 0, 0, 0, 0, {"EAGLE-3", "draft"}},
+    {"demo-qwen3",
+     "draft-model",
+     "configs/models/demo-qwen3-eagle3",
+     NULL,
+     0,
+     0,
+     0,
+     0,
+     0,
+     {"draft-model", "language model"}},
     {"demo-qwen3", "mtp", NULL, NULL, 0, 0, 0, 0, 0, {"next-token", ""}},
 };
 
