@@ -41,6 +41,7 @@ struct engine_conf {
     int spec_tokens;                     /* N: rows of a request in one verify, root included; 0 */
     int spec_ngram_min, spec_ngram_max;  /* suffix lengths of prompt lookup; 0: its own */
     const char *draft_attention_backend; /* NULL: chosen */
+    bool spec_ratio;                     /* ratio rejection instead of sampler match */
     bool spec_check_off;                 /* no self-check of the drafter at start */
     bool overlap_off;                    /* one step in flight instead of two */
     uint64_t seed;                       /* base of seeds for requests without one; 0: random */

@@ -82,7 +82,8 @@ static int plan_spec(struct spec_conf *s, const struct engine_conf *c, struct er
                             .topk = c->spec_topk,
                             .tokens = c->spec_tokens,
                             .ngram_min = c->spec_ngram_min,
-                            .ngram_max = c->spec_ngram_max};
+                            .ngram_max = c->spec_ngram_max,
+                            .ratio = c->spec_ratio};
     return OK;
 }
 

@@ -440,6 +440,7 @@ void config_engine(const struct config *c, struct engine_conf *out)
         .spec_ngram_max = (int)c->spec_ngram_max,
         .draft_attention_backend = c->draft_attention_backend,
         .overlap_off = !strcmp(c->overlap, "off"),
+        .spec_ratio = !strcmp(c->spec_accept, "ratio"),
         .spec_check_off = !strcmp(c->spec_check, "off"),
         .seed = (uint64_t)c->seed,
     };

@@ -214,7 +214,8 @@ static int pick(struct spec *s, const struct spec_step *st, const float *hidden,
     RUN(s, draft_pick, .s = s->env.slots, .t = s->tree, .out = s->row, .src = s->src,
         .req_slot = st->req_slot, .tail = s->tail, .logits = s->env.logits, .ldl = s->net.vocab,
         .d2t = model_d2t(s->env.drafter), .work = s->env.sample_work, .reqs = st->reqs, .topk = k,
-        .level = level, .vocab = s->net.vocab, .shift = s->net.shift, .last = last);
+        .level = level, .vocab = s->net.vocab, .shift = s->net.shift, .last = last, .q = s->env.q,
+        .q_steps = s->env.shape.steps);
     return OK;
 }
 
@@ -290,6 +291,10 @@ static int shape(struct spec_shape *out, const struct spec_conf *c, struct err *
     int topk = c->topk ? c->topk : 1;
     int steps = c->steps ? c->steps : topk == 1 && c->tokens ? c->tokens - 1 : DEF_STEPS;
     TRY(spec_tree_shape(out, steps, topk, c->tokens, e));
+    if (c->ratio && topk > 1)
+        return FAIL(e, E_INVAL, "spec_accept is ratio, which is for chains, but spec_topk is %d",
+                    topk);
+    out->ratio = c->ratio;
     return spec_ngram_shape(out, c, e);
 }
 

@@ -25,6 +25,9 @@ static int shape(struct spec_shape *out, const struct spec_conf *c, const struct
     if (c->topk > 1)
         return FAIL(e, E_INVAL, "spec_topk is %d, but prompt lookup drafts chains (spec_topk 1)",
                     c->topk);
+    if (c->ratio)
+        return FAIL(e, E_INVAL,
+                    "spec_accept is ratio, but prompt lookup has no distribution to compare with");
     if (c->draft_dir)
         return FAIL(e, E_INVAL, "draft names a drafter, but prompt lookup has no network");
     int steps = c->steps ? c->steps : c->tokens ? c->tokens - 1 : DEF_STEPS;

@@ -6,6 +6,8 @@ static int shape(struct spec_shape *out, const struct spec_conf *c, const struct
 {
     (void)target;
     (void)drafter;
+    if (c->ratio)
+        return FAIL(e, E_INVAL, "spec_accept is ratio, but speculation is off");
     if (c->draft_dir || c->steps || c->topk || c->tokens || c->ngram_min || c->ngram_max)
         return FAIL(e, E_INVAL, "%s says how to speculate, but speculation is off",
                     c->draft_dir ? "draft"

@@ -25,6 +25,7 @@ struct spec_conf {
     const char *draft_dir;    /* a drafter in a directory of its own; NULL: none */
     int steps, topk, tokens;  /* S, K, N (the root included) */
     int ngram_min, ngram_max; /* lengths of the suffix that prompt lookup matches */
+    bool ratio;               /* ratio rejection instead of sampler match */
 };
 
 /* What was chosen. */
@@ -35,6 +36,7 @@ struct spec_shape {
     int ahead; /* positions past the committed length c that a step may write: verify c … c+N-1,
                   a draft round c+1 … c+1 + scratch rows, after up to S+1 accepted tokens */
     int ngram_min, ngram_max; /* prompt lookup for requests that ask for it; 0: not offered */
+    bool ratio;               /* chains are accepted by op_reject's rule */
 };
 
 struct spec_env {
@@ -51,6 +53,7 @@ struct spec_env {
     const struct kv_view *kv;               /* [n_group] its own planes over the target's table */
     float *logits;      /* [reqs_max * topk, vocab] scratch, free once a pass was accepted */
     float *sample_work; /* [as many, 4 * vocab] */
+    float *q;           /* [n_slot][steps][vocab] the drafts' distributions; NULL: not kept */
 };
 
 /* What a pass hands to acceptance and to the drafter; device pointers, fixed per recorded graph. */

@@ -337,6 +337,7 @@ void req_slot_params(const struct sched *s, const struct sreq *r, struct slot_pa
         .n_logprobs = q->n_logprobs,
         .spec_mode = q->spec_mode,
         .spec_max = q->spec_max,
+        .spec_ratio = s->c.ratio && q->spec_mode == SPEC_MODEL,
         .n_bias = q->n_bias,
     };
     p->n_stop = stop_list(s, q, p->stop);

@@ -77,6 +77,7 @@ struct sched_conf {
     int emit;   /* most tokens a decode step adds: drafts on a path, and one */
     int ahead;  /* positions past the committed length that a step may write */
     int depth;  /* of the model drafter's rounds; 0: there is none */
+    bool ratio; /* chains of the drafter are accepted by ratio rejection */
     bool adapt; /* the depth follows measured times and acceptance */
     bool ngram; /* a request may ask for prompt lookup */
     int vocab;

@@ -158,6 +158,26 @@ static int move_paths(struct runner *r, int reqs, struct err *e)
     return OK;
 }
 
+static int reject(struct runner *r, int reqs, struct err *e)
+{
+    struct op_reject a = {.s = r->b.slots,
+                          .rows = r->b.rows,
+                          .logits = r->b.logits,
+                          .ldl = r->b.c.vocab,
+                          .q = r->draft_q,
+                          .req_slot = r->b.req_slot,
+                          .req_gen = r->b.req_gen,
+                          .req_row0 = r->b.req_row0,
+                          .req_n = r->b.req_n,
+                          .sample = r->b.sample,
+                          .work = r->b.sample_work,
+                          .reqs = reqs,
+                          .vocab = r->b.c.vocab,
+                          .q_steps = r->spec_env.shape.steps};
+    RUN(r, reject, &a);
+    return OK;
+}
+
 /* From slots to ring records. */
 static int verify(struct runner *r, const struct graph_key *k, struct err *e)
 {
@@ -181,6 +201,8 @@ static int verify(struct runner *r, const struct graph_key *k, struct err *e)
     TRY(model_logits(r->model, r->b.hidden, k->rows, r->b.logits, e));
     TRY(sample_rows(r, NULL, k->rows, e));
     TRY(stamp(r, STAMP_VERIFY, e));
+    if (shape->ratio)
+        TRY(reject(r, k->reqs, e));
     struct spec_step st = spec_step(r, k->reqs, k->rows, shape->rows, false);
     TRY(spec_accept(&r->spec_env, &st, e));
     if (shape->topk > 1)
@@ -503,6 +525,10 @@ static int place(struct runner *r, struct err *e)
         TRY(r->ops->alloc(r->d, &mem, runner_tap_bytes(r), DEV_MEM_DEVICE, e));
         r->taps = mem;
     }
+    if (r->spec_env.shape.ratio) {
+        TRY(r->ops->alloc(r->d, &mem, runner_q_bytes(r), DEV_MEM_DEVICE, e));
+        r->draft_q = r->spec_env.q = mem;
+    }
     return kv_pool_open_shared(&r->drf_kv, di->group, di->n_group, &r->kv.view[r->share], r->ops,
                                r->d, e);
 }
@@ -612,6 +638,8 @@ void runner_close(struct runner *r)
     if (r->d) {
         if (r->taps)
             r->ops->free(r->d, r->taps);
+        if (r->draft_q)
+            r->ops->free(r->d, r->draft_q);
         if (r->stamps)
             r->ops->free(r->d, r->stamps);
         kv_pool_close(&r->drf_kv, r->ops, r->d);

@@ -31,6 +31,7 @@ struct runner {
     struct kv_pool drf_kv; /* the drafter's planes, over page tables of kv */
     float *taps;           /* [rows_max, n_tap * hidden], NULL without taps */
     int64_t *stamps;       /* pinned [RING_DEPTH][N_STAMPS] */
+    float *draft_q;        /* [slots_max + 1][steps][vocab] with ratio rejection, else NULL */
     struct spec_env spec_env;
     const struct spec_algo *algo;
     struct spec *spec;
@@ -47,6 +48,7 @@ int runner_choose(struct runner *r, const struct worker_conf *c, struct err *e);
  * returns how many. group[i] is the group of out[i]; may be NULL. */
 int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out, int *group);
 size_t runner_tap_bytes(const struct runner *r);
+size_t runner_q_bytes(const struct runner *r); /* 0 without ratio rejection */
 /* The recorded depth of a round that makes at least `want` drafts a path. */
 int runner_depth(const struct spec_shape *s, int want);
 /* The model that a role runs, NULL: the role is not in use. */

@@ -208,6 +208,13 @@ size_t runner_tap_bytes(const struct runner *r)
     return (size_t)r->sizes.rows_max * width * sizeof *r->taps;
 }
 
+size_t runner_q_bytes(const struct runner *r)
+{
+    const struct spec_shape *s = &r->spec_env.shape;
+    size_t slots = (size_t)r->conf.slots_max + 1, vocab = (size_t)r->info.model.vocab;
+    return s->ratio ? slots * (size_t)s->steps * vocab * sizeof *r->draft_q : 0;
+}
+
 /* The drafter's share of weights, workspace and KV. */
 static void drafter_sizes(struct runner *r, const struct worker_conf *c)
 {
@@ -219,7 +226,7 @@ static void drafter_sizes(struct runner *r, const struct worker_conf *c)
     for (int g = 0; g < di->n_group; g++)
         n_page[g] = r->info.n_page[r->share];
     r->info.draft_bytes +=
-        (int64_t)(runner_tap_bytes(r) +
+        (int64_t)(runner_tap_bytes(r) + runner_q_bytes(r) +
                   model_device_bytes(r->drafter, spec_drafter_rows(&r->spec_env), c->len_max));
     r->info.draft_kv_bytes = (int64_t)kv_pool_bytes(di->group, di->n_group, n_page, r->info.page);
 }

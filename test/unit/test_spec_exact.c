@@ -335,6 +335,27 @@ static struct sums run(const struct rig *want, struct engine_conf c, bool alone,
     return sum;
 }
 
+/* Ratio rejection: the greedy requests must come out as ever, the others only finish. */
+static void run_greedy(const struct rig *want, struct engine_conf c, const char *what)
+{
+    struct rig *m = rig_open(c);
+    for (int i = 0; i < REQS; i++)
+        submit(m, i);
+    finish_all(m);
+    for (int i = 0; i < REQS; i++) {
+        const struct got *a = &want->got[i], *b = &m->got[i];
+        struct gen_req *g = request(m, i);
+        bool greedy = g->p.temperature == 0;
+        gen_req_free(g);
+        ck_assert_msg(b->n_done == 1 && b->finish != FINISH_ERROR, "%s by ratio, request %d: %s",
+                      what, i, b->err.text);
+        ck_assert_msg(!greedy || (a->n_tok == b->n_tok &&
+                                  !memcmp(a->tok, b->tok, sizeof *a->tok * (size_t)a->n_tok)),
+                      "%s by ratio, request %d", what, i);
+    }
+    rig_close(m);
+}
+
 struct shape {
     int steps, topk, tokens;
 };
@@ -451,6 +472,12 @@ START_TEST(real_drafters)
         c.kv_cache_tokens = 220;
         c.max_num_batched_tokens = 24;
         c.overlap_off = k % 2;
+        if (c.spec_topk == 1 &&
+            !lookup) { /* greedy requests are matched under ratio rejection too */
+            struct engine_conf ratio = c;
+            ratio.spec_ratio = true;
+            run_greedy(want, ratio, what);
+        }
         preempted += run(want, c, false, "the same in a tiny pool").preempted;
     }
     ck_assert_int_gt((int)preempted, 0);
