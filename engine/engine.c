@@ -300,6 +300,7 @@ static int check_drafter(struct engine *g, const struct engine_conf *c, struct e
                     wi->draft.arch, wi->model.arch, 100 * k.first);
     LOG(LOG_WARN, "engine", "drafts are not used");
     g->info.spec_model = false;
+    g->info.spec_name = g->info.spec_ngram ? "ngram" : "off"; /* what requests are told runs */
     g->info.defaults.spec_mode = g->info.spec_ngram ? SPEC_NGRAM : SPEC_OFF;
     return OK;
 }
