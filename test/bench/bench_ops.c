@@ -394,6 +394,69 @@ static void bench_sample(const char *shape, int rows, struct slot_params sp)
     mem_free(a.s.count);
 }
 
+/* ---- drafting ---- */
+
+static void pick_run(void *ud)
+{
+    CHECK(dev_cpu.ops->draft_pick(g_dev, ud) == OK);
+}
+
+static void ngram_run(void *ud)
+{
+    CHECK(dev_cpu.ops->draft_ngram(g_dev, ud) == OK);
+}
+
+/* One level of one request over a large vocabulary, and a lookup in a text without a match. */
+static void bench_draft(float temperature)
+{
+    if (!wanted("draft"))
+        return;
+    enum { V = 151936, LEN = 100000, K = 4 };
+    int32_t *ints = MEM_ARRAY(int32_t, 64 + 2 * LIM_DRAFT_NODES + 8 * K);
+    int32_t *hist = MEM_ARRAY(int32_t, 2 * LEN);
+    struct slot_params *params = MEM_ARRAY(struct slot_params, 2);
+    for (int i = 0; i < LEN; i++)
+        hist[LEN + i] = (int32_t)rng_below(&g_rng, 1000);
+    hist[2 * LEN - 1] = hist[2 * LEN - 2] = 1000;
+    params[1] = (struct slot_params){.temperature = temperature, .spec_mode = SPEC_NGRAM};
+    int32_t *one = ints, *len = ints + 2, *n_rows = ints + 4, *tree = ints + 64;
+    one[0] = one[1] = 1;
+    len[1] = LEN - 1;
+    struct slot_arrays s = {.gen = one,
+                            .live = one,
+                            .len = len,
+                            .n_rows = n_rows,
+                            .hist = hist,
+                            .params = params,
+                            .n_slot = 2,
+                            .len_max = LEN,
+                            .vocab = V};
+    struct op_draft_pick a = {
+        .s = s,
+        .t = {.tok = tree, .parent = tree + LIM_DRAFT_NODES, .score = randf(LIM_DRAFT_NODES, 1)},
+        .req_slot = one,
+        .tail = one,
+        .logits = randf(V, 8),
+        .ldl = V,
+        .work = randf((size_t)V * 4, 1),
+        .reqs = 1,
+        .topk = K,
+        .vocab = V,
+        .last = true};
+    struct op_draft_ngram b = {
+        .s = s, .req_slot = one, .req_gen = one, .reqs = 1, .n_min = 2, .n_max = 5, .steps = 7};
+    char text[64];
+    snprintf(text, sizeof text, "pick V151936 top 4, temperature %g", (double)temperature);
+    report("draft", text, best_ms(pick_run, &a, 5), 0, 0);
+    report("draft", "ngram 100000 tokens", best_ms(ngram_run, &b, 5), 0, 0);
+    mem_free(ints);
+    mem_free(hist);
+    mem_free(params);
+    mem_free(a.t.score);
+    mem_free((void *)a.logits);
+    mem_free(a.work);
+}
+
 /* ---- the small ones ---- */
 
 static struct {
@@ -510,6 +573,8 @@ static void bench_more(void)
     bench_sample("temperature, top-p, min-p, penalties", 8, p);
     p.n_logprobs = 20;
     bench_sample("all of it, 20 logprobs", 8, p);
+    bench_draft(0);
+    bench_draft(0.8f);
     bench_small(1);
     bench_small(32);
     bench_small(512);
