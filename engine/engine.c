@@ -31,14 +31,15 @@ struct engine {
     struct tokenizer *tok;
     struct engine_info info;
     char *model_dir;
-    engine_wake *wake;
-    void *ud;
     bool fixed_seed;
     struct rng seeds; /* the submitter's */
     bool draining;    /* atomic */
-    bool checking;    /* atomic: the self-check runs, whose work is in no metric */
+    struct spec_waiter waiter;
+    bool checking; /* atomic: the self-check runs, whose work is in no metric */
 
     pthread_mutex_t lock; /* guards what follows */
+    engine_wake *wake;    /* NULL: nobody polls yet */
+    void *ud;
     struct gen_evt *first, *last;
     int active; /* from submit until the final event is in the list */
     struct sched_stats stats;
@@ -53,6 +54,7 @@ static void on_events(void *ud, struct gen_evt *first, struct gen_evt *last, int
     g->active -= n_done; /* with the list: who polled the final event does not count it any more */
     bool was_empty = !g->first;
     engine_wake *wake = g->wake;
+    void *ud_wake = g->ud;
     if (was_empty)
         g->first = first;
     else
@@ -60,7 +62,7 @@ static void on_events(void *ud, struct gen_evt *first, struct gen_evt *last, int
     g->last = last;
     mutex_unlock(&g->lock);
     if (was_empty && wake)
-        wake(g->ud);
+        wake(ud_wake);
 }
 
 static void count(enum metric m, int i, int j, int64_t now, int64_t before)
@@ -271,6 +273,14 @@ static int open_tokenizer(struct engine *g, const struct engine_conf *c, struct 
     return none ? OK : tok_open(&g->tok, c->model, e);
 }
 
+static void set_wake(struct engine *g, engine_wake *wake, void *ud)
+{
+    mutex_lock(&g->lock);
+    g->wake = wake;
+    g->ud = ud;
+    mutex_unlock(&g->lock);
+}
+
 /* A drafter below the floor is refused when it was asked for, and left alone when it was found. */
 static int check_drafter(struct engine *g, const struct engine_conf *c, struct err *e)
 {
@@ -283,9 +293,11 @@ static int check_drafter(struct engine *g, const struct engine_conf *c, struct e
             c->dummy ? "its weights are generated" : "there is no tokenizer");
         return OK;
     }
+    set_wake(g, spec_wake, &g->waiter);
     __atomic_store_n(&g->checking, true, __ATOMIC_RELEASE);
-    int ret = spec_check(g, &k, e);
+    int ret = spec_check(g, &g->waiter, &k, e);
     __atomic_store_n(&g->checking, false, __ATOMIC_RELEASE);
+    set_wake(g, NULL, NULL);
     if (ret < 0)
         return ret;
     LOG(k.good ? LOG_INFO : LOG_WARN, "engine",
@@ -313,7 +325,7 @@ int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *w
     struct worker_conf w = {0};
     struct engine *g = MEM_NEW(struct engine);
     mutex_init(&g->lock);
-    g->ud = ud;
+    spec_waiter_init(&g->waiter);
     g->model_dir = mem_strdup(c->model);
     g->fixed_seed = c->seed != 0;
     g->seeds.s = c->seed;
@@ -325,9 +337,7 @@ int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *w
     fill_info(g, &w);
     sched_start(g->sched);
     TRY_OUT(check_drafter(g, c, e));
-    mutex_lock(&g->lock);
-    g->wake = wake; /* from here on somebody polls */
-    mutex_unlock(&g->lock);
+    set_wake(g, wake, ud); /* from here on somebody polls */
     *out = g;
     return OK;
 out:
@@ -349,6 +359,7 @@ void engine_close(struct engine *g)
         gen_evt_free(v);
     }
     mutex_done(&g->lock);
+    spec_waiter_done(&g->waiter);
     mem_free(g->model_dir);
     mem_free(g);
 }

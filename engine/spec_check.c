@@ -4,10 +4,8 @@
 #include "engine/spec_check.h"
 
 #include <string.h>
-#include <time.h>
 
-#include "engine/base/check.h"
-#include "engine/base/mem.h"
+#include "engine/base/thread.h"
 
 enum { CHECK_TOKENS = 256, PROMPT_MIN = 16, VERIFIES_MIN = 16 };
 static const uint64_t check_id = UINT64_MAX;
@@ -41,10 +39,41 @@ static struct gen_req *request(struct engine *g, struct err *e)
     return r;
 }
 
+void spec_waiter_init(struct spec_waiter *w)
+{
+    mutex_init(&w->lock);
+    cond_init(&w->more);
+}
+
+void spec_waiter_done(struct spec_waiter *w)
+{
+    cond_done(&w->more);
+    mutex_done(&w->lock);
+}
+
+void spec_wake(void *waiter)
+{
+    struct spec_waiter *w = waiter;
+    mutex_lock(&w->lock);
+    w->woken = true;
+    cond_signal(&w->more);
+    mutex_unlock(&w->lock);
+}
+
+static void wait_events(struct spec_waiter *w)
+{
+    mutex_lock(&w->lock);
+    while (!w->woken)
+        cond_wait(&w->more, &w->lock);
+    w->woken = false;
+    mutex_unlock(&w->lock);
+}
+
 /* The final event's numbers; the check's events reach nobody else. */
-static int wait_done(struct engine *g, struct gen_stats *out, struct err *e)
+static int wait_done(struct engine *g, struct spec_waiter *w, struct gen_stats *out, struct err *e)
 {
     for (;;) {
+        wait_events(w);
         for (struct gen_evt *v = engine_poll(g), *next; v; v = next) {
             next = v->next;
             bool done = v->kind == EVT_DONE, failed = v->finish == FINISH_ERROR;
@@ -55,11 +84,10 @@ static int wait_done(struct engine *g, struct gen_stats *out, struct err *e)
             if (done)
                 return failed ? e->code : OK;
         }
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
 }
 
-int spec_check(struct engine *g, struct spec_checked *out, struct err *e)
+int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e)
 {
     *out = (struct spec_checked){.enough = false};
     struct gen_req *r = request(g, e);
@@ -76,7 +104,7 @@ int spec_check(struct engine *g, struct spec_checked *out, struct err *e)
         return ret;
     }
     struct gen_stats s;
-    TRY(wait_done(g, &s, e));
+    TRY(wait_done(g, w, &s, e));
     out->enough = s.n_drafted >= VERIFIES_MIN;
     out->first = s.n_drafted ? (double)s.n_first / s.n_drafted : 0;
     out->length = s.n_verify ? 1 + (double)s.n_accepted / s.n_verify : 1;

@@ -2,6 +2,8 @@
 #ifndef SPECD_ENGINE_SPEC_CHECK_H
 #define SPECD_ENGINE_SPEC_CHECK_H
 
+#include <pthread.h>
+
 #include "engine/engine.h"
 
 struct spec_checked {
@@ -10,7 +12,17 @@ struct spec_checked {
     double first;  /* share of verifies whose first draft was right */
     double length; /* mean tokens a verify */
 };
+/* Where the check waits for its events: the engine's wake function while it runs. */
+struct spec_waiter {
+    pthread_mutex_t lock; /* guards `woken` */
+    pthread_cond_t more;
+    bool woken;
+};
+/* The engine's as long as it lives: a wake-up may still be under way when the check is over. */
+void spec_waiter_init(struct spec_waiter *w);
+void spec_waiter_done(struct spec_waiter *w);
+void spec_wake(void *waiter);
 /* Runs one request and waits for it; nobody else may poll meanwhile. */
-int spec_check(struct engine *g, struct spec_checked *out, struct err *e);
+int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e);
 
 #endif

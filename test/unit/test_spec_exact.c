@@ -505,7 +505,8 @@ START_TEST(self_check)
     snprintf(path, sizeof path, "%s/config.json", wrong);
     ck_assert_int_eq(json_dump_file(conf, path, 0), 0);
     snprintf(path, sizeof path, "%s/model.safetensors", wrong);
-    strcat(target, "/model.safetensors");
+    size_t n = strlen(target);
+    snprintf(target + n, sizeof target - n, "/model.safetensors");
     ck_assert_int_eq(symlink(target, path), 0);
     c.draft = wrong;
     c.speculative = "eagle3";
