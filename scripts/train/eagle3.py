@@ -361,10 +361,36 @@ def emitted(best, x, start):
     return steps, at
 
 
-@torch.no_grad()
-def evaluate(a):
+def tasks(a, held):
+    """(name, prompts of one length each, tokens to write, ids that end a text)"""
     import sums
     from transformers import AutoTokenizer
+    starts = torch.stack([held[i * 3001:i * 3001 + 64] for i in range(a.texts)])
+    yield "the 20 held-out texts of evaluate.py", [starts[:20]], 96, (0,)
+    if a.texts > 20:
+        yield f"{a.texts} held-out texts", [starts], 96, (0,)
+    tok = AutoTokenizer.from_pretrained(TARGET)
+    ask = [tok.apply_chat_template([dict(role="user", content=it["question"])], tokenize=False, add_generation_prompt=True)
+           for it in sums.items()[:a.sums]]
+    yield f"{a.sums} held-out sums", [torch.tensor([tok(q, add_special_tokens=False)["input_ids"]]) for q in ask], 24, (0, 2)
+
+
+def report(name, m, prompts, new, stops, drafts_of):
+    """Greedy continuations by the target; drafts_of(text) -> drafts for emitted()."""
+    steps, at = 0, [0] * DEPTHS
+    for p in prompts:
+        n0 = p.shape[1]
+        for x in continue_text(m, p, new, lambda z: z.argmax(-1)):
+            end = [i for i in range(n0, len(x)) if x[i] in stops]
+            x = x[:end[0] + 1] if end else x
+            s, k = emitted(drafts_of(x), x.tolist(), n0)
+            steps, at = steps + s, [u + v for u, v in zip(at, k)]
+    print(f"{name}: {sum(at) / steps + 1:.3f} tokens per step over {steps} steps; accepted at depth",
+          " ".join(f"{v / steps:.3f}" for v in at), flush=True)
+
+
+@torch.no_grad()
+def evaluate(a):
     m, e3, held = load_target(), load_draft(a.draft), TR.load_bin(a.data, "held").long()
     for T, n in ((1024, a.windows), (4096, a.windows // 4)):
         hit, total = torch.zeros(DEPTHS), 0
@@ -378,28 +404,20 @@ def evaluate(a):
         print(f"agreement with the target's greedy choice, windows of {T}, teacher forced:",
               " ".join(f"{v / total:.4f}" for v in hit.tolist()), f"({total} rows)", flush=True)
 
-    def run(name, prompts, new, stops):
-        steps, at = 0, [0] * DEPTHS
-        for p in prompts:
-            n0 = p.shape[1]
-            for x in continue_text(m, p, new, lambda z: z.argmax(-1)):
-                end = [i for i in range(n0, len(x)) if x[i] in stops]
-                x = x[:end[0] + 1] if end else x
-                _, feat = states(m, x[None, :-1])
-                best = [e3.hot[e3.logits(o[0]).argmax(-1)].tolist() for o in e3.depths(m, x[None], feat, DEPTHS)]
-                s, k = emitted(best, x.tolist(), n0)
-                steps, at = steps + s, [u + v for u, v in zip(at, k)]
-        print(f"{name}: {sum(at) / steps + 1:.3f} tokens per step over {steps} steps; accepted at depth",
-              " ".join(f"{v / steps:.3f}" for v in at), flush=True)
-    starts = torch.stack([held[i * 3001:i * 3001 + 64] for i in range(a.texts)])
-    run("the 20 held-out texts of evaluate.py", [starts[:20]], 96, (0,))
-    if a.texts > 20:
-        run(f"{a.texts} held-out texts", [starts], 96, (0,))
-    tok = AutoTokenizer.from_pretrained(TARGET)
-    ask = [it["question"] for it in sums.items()[:a.sums]]
-    ids = [tok(tok.apply_chat_template([dict(role="user", content=q)], tokenize=False, add_generation_prompt=True),
-               add_special_tokens=False)["input_ids"] for q in ask]
-    run(f"{a.sums} held-out sums", [torch.tensor([i]) for i in ids], 24, (0, 2))
+    def drafts_of(x):
+        _, feat = states(m, x[None, :-1])
+        return [e3.hot[e3.logits(o[0]).argmax(-1)].tolist() for o in e3.depths(m, x[None], feat, DEPTHS)]
+    for name, prompts, new, stops in tasks(a, held):
+        report(name, m, prompts, new, stops, drafts_of)
+
+
+def evaluate_arguments(p):
+    p.add_argument("--draft", required=True)
+    p.add_argument("--data", required=True)
+    p.add_argument("--windows", type=int, default=24)
+    p.add_argument("--texts", type=int, default=60, help="at most 63")
+    p.add_argument("--sums", type=int, default=100)
+    return p
 
 
 def main():
@@ -427,13 +445,7 @@ def main():
     p.add_argument("--out", required=True)
     p.add_argument("file")
     p.set_defaults(run=export)
-    p = sub.add_parser("evaluate")
-    p.add_argument("--draft", required=True)
-    p.add_argument("--data", required=True)
-    p.add_argument("--windows", type=int, default=24)
-    p.add_argument("--texts", type=int, default=60, help="at most 63")
-    p.add_argument("--sums", type=int, default=100)
-    p.set_defaults(run=evaluate)
+    evaluate_arguments(sub.add_parser("evaluate")).set_defaults(run=evaluate)
     a = ap.parse_args()
     torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
