@@ -155,8 +155,10 @@ static void put_drafter(struct buf *b, const struct runner *r, const struct engi
     const struct model_info *d = &r->info.draft;
     buf_fmt(b, "drafter    %s (%s), %s\n", d->family, d->arch,
             c->draft ? c->draft : "the target's own layer");
-    buf_fmt(b, "           layers %d, hidden %d, vocabulary %d, parameters %lld, %lld bytes\n",
-            d->n_layer, d->hidden, d->vocab, (long long)d->n_param, (long long)d->weight_bytes);
+    buf_fmt(b, "           layers %d, hidden %d, vocabulary %d, positions %d\n", d->n_layer,
+            d->hidden, d->vocab, d->pos_max);
+    buf_fmt(b, "           parameters %lld, %lld bytes of weights\n", (long long)d->n_param,
+            (long long)d->weight_bytes);
     if (d->n_tap) {
         buf_str(b, "           reads what enters the target's layers");
         for (int i = 0; i < d->n_tap; i++)

@@ -4,13 +4,20 @@
 #include "engine/base/check.h"
 
 enum {
-    TRIAL = 6,      /* steps of a trial */
-    PERIOD = 400,   /* steps between trials */
-    COUNT_MIN = 3,  /* measurements before a time is believed */
-    COUNT_MAX = 32, /* a mean's memory, in measurements */
+    TRIAL = 6,          /* steps of a trial */
+    SOON = 24,          /* steps until something unknown is tried … */
+    PERIOD = 400,       /* … and between trials of what is known, at least */
+    PERIOD_MAX = 25600, /* and at most */
+    COUNT_MIN = 3,      /* measurements before a time is believed */
+    COUNT_MAX = 32,     /* a time's memory, in measurements */
+    COUNT_OLD = 4,      /* what is left of it when a trial begins */
+    SEEN_MAX = 100,     /* an acceptance's memory, in verifies, … */
+    SEEN_STEPS = 32,    /* … or steps, if that is more */
+    SEEN_OLD = 8,       /* what is left of it when a trial begins */
+    SEEN_STEPS_OLD = 2,
 };
-static const double margin = 1.02;        /* another depth must be better by this factor */
-static const double accept_weight = 0.02; /* of one verify in reach */
+static const double margin = 1.01; /* another depth must be better by this factor */
+static const double share = 0.008; /* of the time that trials may lose */
 
 static int size_of(int reqs)
 {
@@ -23,7 +30,7 @@ static int size_of(int reqs)
 void adapt_init(struct adapt *a, int steps)
 {
     CHECK(steps >= 0 && steps < LIM_EMIT);
-    *a = (struct adapt){.trial = -1};
+    *a = (struct adapt){.trial = -1, .wait = SOON};
     for (int d = steps; d >= 1; d /= 2)
         a->n++;
     int i = a->n++;
@@ -59,17 +66,58 @@ static int best_of(const struct adapt *a, int size)
     return best;
 }
 
-/* A choice whose time is not known yet at this size, else the next in turn, but not deeper than
- * what is known to be hopeless: with all drafts wrong a deeper round cannot win. */
-static int trial_of(struct adapt *a, int size)
+static bool all_known(const struct adapt *a, int size)
 {
     for (int i = 0; i < a->n; i++)
-        if (i != a->now && a->count[size][i] < COUNT_MIN)
-            return i;
-    a->next = (a->next + 1) % a->n;
-    if (a->next == a->now)
-        a->next = (a->next + 1) % a->n;
-    return a->next;
+        if (a->count[size][i] < COUNT_MIN)
+            return false;
+    return true;
+}
+
+/* A choice whose time is not known yet at this size, else the next in turn. */
+static int trial_of(const struct adapt *a, int size)
+{
+    int c = a->next;
+    for (int i = 0; i < a->n; i++) {
+        c = (c + 1) % a->n;
+        if (c != a->now && a->count[size][c] < COUNT_MIN)
+            return c;
+    }
+    c = (a->next + 1) % a->n;
+    return c != a->now ? c : (c + 1) % a->n;
+}
+
+static int bounded(double steps, int least)
+{
+    return steps < least ? least : steps < PERIOD_MAX ? (int)steps : PERIOD_MAX;
+}
+
+/* Steps until the trial after one of choice c: what it loses against the choice in force (and one
+ * step more on the way back to drafts) is `share` of the time until then. */
+static int wait_after(const struct adapt *a, int size, int c)
+{
+    if (!all_known(a, size)) /* again soon, but not for ever: it may be that nothing is steady */
+        return bounded((double)SOON * (1 << a->in_vain[size]), SOON);
+    double step = a->us[size][a->now], token = step / expected(a, a->now);
+    double lost = TRIAL * (a->us[size][c] - expected(a, c) * token);
+    lost += a->depth[a->now] > a->depth[c] ? step - token : 0;
+    return bounded(lost / (share * step), PERIOD);
+}
+
+/* Verifies of a memory of so many, or of so many steps of the present size. */
+static double verifies(const struct adapt *a, int n, int steps)
+{
+    return n > steps * a->reqs ? n : steps * a->reqs;
+}
+
+/* What was measured long ago counts for less than what the trial will find. */
+static void doubt(struct adapt *a, int size, int c)
+{
+    double old = verifies(a, SEEN_OLD, SEEN_STEPS_OLD);
+    if (a->count[size][c] > COUNT_OLD)
+        a->count[size][c] = COUNT_OLD;
+    for (int i = a->depth[a->now] + 1; i <= a->depth[c]; i++)
+        a->seen[i] = a->seen[i] < old ? a->seen[i] : old;
 }
 
 int adapt_depth(struct adapt *a, int reqs)
@@ -77,19 +125,25 @@ int adapt_depth(struct adapt *a, int reqs)
     if (a->n == 1 || reqs < 1)
         return a->depth[a->now];
     int size = size_of(reqs);
+    a->reqs = reqs;
     if (a->trial_left > 0) {
         a->trial_left--;
+        a->n_trial++;
         return a->depth[a->trial];
     }
     a->now = best_of(a, size);
-    bool unknown = false;
-    for (int i = 0; i < a->n; i++)
-        unknown |= a->count[size][i] < COUNT_MIN;
-    if (++a->since < (unknown ? 4 * TRIAL : PERIOD))
+    if (!all_known(a, size)) {
+        int soon = bounded((double)SOON * (1 << a->in_vain[size]), SOON);
+        a->wait = a->wait < soon ? a->wait : soon;
+    }
+    if (--a->wait > 0)
         return a->depth[a->now];
-    a->since = 0;
-    a->trial = trial_of(a, size);
+    a->trial = a->next = trial_of(a, size);
+    a->wait = wait_after(a, size, a->trial);
+    a->in_vain[size] += !all_known(a, size) && a->in_vain[size] < 10;
+    doubt(a, size, a->trial);
     a->trial_left = TRIAL - 1;
+    a->n_trial++;
     return a->depth[a->trial];
 }
 
@@ -116,9 +170,9 @@ void adapt_time(struct adapt *a, int reqs, int depth, bool steady, double us)
 
 void adapt_accept(struct adapt *a, int deep, int accepted)
 {
+    double most = verifies(a, SEEN_MAX, SEEN_STEPS);
     for (int i = 1; i <= deep && i < LIM_EMIT; i++) {
-        double hit = accepted >= i, w = a->known[i] ? accept_weight : 0.5;
-        a->reach[i] += (hit - a->reach[i]) * w;
-        a->known[i] = true;
+        a->seen[i] = a->seen[i] + 1 < most ? a->seen[i] + 1 : most;
+        a->reach[i] += ((accepted >= i) - a->reach[i]) / a->seen[i];
     }
 }

@@ -4,10 +4,12 @@
  *
  * The model: a step of n requests at depth k yields n (1 + sum over i <= k of reach[i]) tokens,
  * where reach[i] is the share of verified paths whose first i drafts were accepted; it takes
- * cost[n][k]. Both are running means. Every now and then a few steps run at another depth, so that
- * a figure that was not used for long is not believed for ever. The choice changes only when the
- * other side is better by a margin. State of the scheduler thread; no clock and no randomness of
- * its own. */
+ * us[n][k]. Both are running means. Every now and then a few steps run at another depth, so that
+ * a figure that was not used for long is not believed for ever; what such a trial finds weighs
+ * more than what was known. The wait between trials is so long that what they lose, by the figures
+ * known when they begin, stays a small share of the time; where nothing can be measured it
+ * doubles. The choice changes only when the other side is better by a margin. State of the
+ * scheduler thread; no clock and no randomness of its own. */
 #ifndef SPECD_SPEC_ADAPT_H
 #define SPECD_SPEC_ADAPT_H
 
@@ -18,16 +20,19 @@
 enum { ADAPT_DEPTHS = 8, ADAPT_SIZES = 12 };
 
 struct adapt {
-    int n;                   /* choices */
-    int depth[ADAPT_DEPTHS]; /* ascending; depth[0] = 0 */
-    double reach[LIM_EMIT];  /* [i]: of paths at least i deep; reach[0] = 1 */
-    bool known[LIM_EMIT];
-    double us[ADAPT_SIZES][ADAPT_DEPTHS]; /* a step's time by log2 of requests; 0: not known */
-    int count[ADAPT_SIZES][ADAPT_DEPTHS]; /* steps measured, saturating */
+    int n;                                /* choices */
+    int depth[ADAPT_DEPTHS];              /* ascending; depth[0] = 0 */
+    double reach[LIM_EMIT];               /* [i]: of paths at least i deep; reach[0] = 1 */
+    double seen[LIM_EMIT];                /* verifies behind it; its memory is bounded */
+    double us[ADAPT_SIZES][ADAPT_DEPTHS]; /* a step's time by log2 of requests */
+    int count[ADAPT_SIZES][ADAPT_DEPTHS]; /* measurements behind it, bounded; 0: not known */
+    int in_vain[ADAPT_SIZES];             /* trials that left something unknown, saturating */
+    int reqs;                             /* of the step planned last */
     int now;                              /* choice in force */
     int trial, trial_left;                /* choice tried, steps left of the trial */
-    int since;                            /* steps since the last trial */
-    int next;                             /* the choice to be tried next */
+    int wait;                             /* steps until a trial may begin */
+    int next;                             /* the choice tried last */
+    long n_trial;                         /* steps of trials so far */
 };
 
 /* Depths 0, 1, … steps / 2, steps as rounds are recorded (runner_depth). */

@@ -9,6 +9,7 @@ enum { SPEC_NGRAM_MAX = 32 }; /* longest suffix that is looked up */
 extern const struct spec_algo spec_off, spec_ngram, spec_mtp, spec_eagle3, spec_draft_model;
 
 /* Shapes of chains and trees from the settings; `tokens` 0: derived. Errors name both sides. */
+int spec_chain_steps(int *out, const struct spec_conf *c, int def, struct err *e); /* S, or N - 1 */
 int spec_chain_shape(struct spec_shape *out, int steps, int tokens, struct err *e);
 int spec_tree_shape(struct spec_shape *out, int steps, int topk, int tokens, struct err *e);
 /* Adds prompt lookup's lengths. */

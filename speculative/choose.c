@@ -44,8 +44,12 @@ int spec_choose(const struct spec_algo **out, struct model **drafter, const stru
     *out = a;
     if (!a->drafter)
         return OK;
-    if (a == &spec_mtp)
-        return model_open_mtp(drafter, target, e);
+    if (a == &spec_mtp) {
+        int r = model_open_mtp(drafter, target, e);
+        if (r < 0)
+            err_prefix(e, "speculative is mtp");
+        return r;
+    }
     if (!c->draft_dir)
         return FAIL(e, E_INVAL, "speculative is %s, which needs the directory of a drafter (draft)",
                     name);

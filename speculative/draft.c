@@ -288,8 +288,9 @@ enum { DEF_STEPS = 3 };
 
 static int shape(struct spec_shape *out, const struct spec_conf *c, struct err *e)
 {
-    int topk = c->topk ? c->topk : 1;
-    int steps = c->steps ? c->steps : topk == 1 && c->tokens ? c->tokens - 1 : DEF_STEPS;
+    int topk = c->topk ? c->topk : 1, steps = c->steps ? c->steps : DEF_STEPS;
+    if (topk == 1)
+        TRY(spec_chain_steps(&steps, c, DEF_STEPS, e));
     TRY(spec_tree_shape(out, steps, topk, c->tokens, e));
     if (c->ratio && topk > 1)
         return FAIL(e, E_INVAL, "spec_accept is ratio, which is for chains, but spec_topk is %d",

@@ -30,7 +30,8 @@ static int shape(struct spec_shape *out, const struct spec_conf *c, const struct
                     "spec_accept is ratio, but prompt lookup has no distribution to compare with");
     if (c->draft_dir)
         return FAIL(e, E_INVAL, "draft names a drafter, but prompt lookup has no network");
-    int steps = c->steps ? c->steps : c->tokens ? c->tokens - 1 : DEF_STEPS;
+    int steps;
+    TRY(spec_chain_steps(&steps, c, DEF_STEPS, e));
     TRY(spec_chain_shape(out, steps, c->tokens, e));
     return spec_ngram_shape(out, c, e);
 }

@@ -8,6 +8,15 @@ static int check_steps(int steps, struct err *e)
     return OK;
 }
 
+int spec_chain_steps(int *out, const struct spec_conf *c, int def, struct err *e)
+{
+    *out = c->steps ? c->steps : c->tokens ? c->tokens - 1 : def;
+    if (!c->steps && c->tokens && (*out < 1 || *out > LIM_EMIT - 1))
+        return FAIL(e, E_INVAL, "spec_tokens is %d, but a chain has 2 to %d rows (root included)",
+                    c->tokens, LIM_EMIT);
+    return OK;
+}
+
 int spec_chain_shape(struct spec_shape *out, int steps, int tokens, struct err *e)
 {
     TRY(check_steps(steps, e));

@@ -268,11 +268,12 @@ static void remember(struct sched *s, struct step *st)
     f->n_may = 0;
     f->depth = st->depth;
     f->steady = true;
+    int full = !st->depth ? 0 : s->c.rows == s->c.emit ? st->depth : s->c.rows - 1;
     for (int i = 0; i < st->n_req; i++) {
         const struct sreq *r = s->slot[st->req_slot[i]].r;
         f->add[i] = int_min(st->req_cap[i], s->c.emit);
         f->n_may += r && r->g->p.spec_mode == SPEC_MODEL;
-        f->steady &= (st->req_cap[i] > 1) == (st->depth > 0);
+        f->steady &= st->req_cap[i] == 1 + full;
     }
     f->steady &= f->n_may == st->n_req;
     memcpy(f->chunk, st->chunk, sizeof *f->chunk * (size_t)st->n_chunk);

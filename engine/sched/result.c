@@ -211,8 +211,8 @@ static void time_result(struct sched *s, const struct flight *f, const struct st
     if (!s->c.adapt || !f->n_req || !st->stamps)
         return;
     int last = f->depth && f->n_may ? STAMP_DRAFT : STAMP_ACCEPT;
-    int64_t ns = st->stamps[last] - st->stamps[STAMP_VERIFY];
-    if (st->stamps[last] && st->stamps[STAMP_VERIFY])
+    int64_t ns = st->stamps[last] - st->stamps[STAMP_BEGIN];
+    if (st->stamps[last] && st->stamps[STAMP_BEGIN])
         adapt_time(&s->adapt, f->n_may, f->depth, f->steady, (double)ns * 1e-3);
 }
 

@@ -86,6 +86,11 @@ static int open_drafter(struct runner *r, const struct worker_conf *c, const str
     if (r->drafter) {
         model_kv_dtype(r->drafter, kv_type);
         r->info.draft = *model_info(r->drafter);
+        if (c->len_max > r->info.draft.pos_max)
+            return FAIL(e, E_INVAL,
+                        "a context of %d tokens (max_model_len) is over the %d positions of the "
+                        "drafter %s",
+                        c->len_max, r->info.draft.pos_max, r->info.draft.arch);
         TRY(share_group(r, e));
     }
     r->spec_env = (struct spec_env){.ops = r->ops,

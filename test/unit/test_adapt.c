@@ -1,0 +1,285 @@
+/* Goal: the adaptive depth never costs much: over long runs its time stays within 3 % of the better
+ * of no drafts and full depth, it finds the depth that is best, changes of cost or acceptance
+ * included, and trials stay few. Method: the scheduler's use of it is simulated with costs and
+ * acceptance that are given: results come a step late, a step verifies what the round before it
+ * drafted, times are noisy, a drafter that was away accepts less at first. The same simulation
+ * with the depth fixed gives what to compare with. */
+#include <check.h>
+#include <stdio.h>
+
+#include "engine/base/check.h"
+#include "engine/base/rng.h"
+#include "speculative/adapt.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { PART = 4 };
+#else
+enum { PART = 1 };
+#endif
+enum { S = 3, WORK = 60000, STEPS_SHORT = 20000 };
+
+/* Microseconds of a step: base + per request, and per request for a verified draft and for one
+ * that is made; a round costs `round` beside. */
+struct cost {
+    const char *name;
+    double base, req, row, draft, round;
+};
+static const struct cost flat = {"flat", 1000, 0, 1, 1, 80};
+static const struct cost linear = {"linear", 50, 500, 450, 100, 10};
+static const struct cost by_size = {"by size", 1000, 20, 20, 5, 80};
+
+struct world {
+    struct cost c;
+    double p; /* of each draft, given that those before it were right */
+    int reqs;
+};
+
+struct sim {
+    struct adapt a;
+    struct rng r;
+    int fixed; /* -1: adaptive */
+    int before, warm;
+    double us, tokens;
+    long steps, at[S + 1]; /* steps by depth */
+    /* the step that has not come back */
+    int depth, reqs, deep, taken[64];
+    bool steady, flying;
+    double time;
+};
+
+static void sim_init(struct sim *s, uint64_t seed, int fixed)
+{
+    *s = (struct sim){.r = {seed}, .fixed = fixed};
+    adapt_init(&s->a, S);
+}
+
+static double unit(struct rng *r)
+{
+    return (double)rng_below(r, 1 << 24) / (1 << 24);
+}
+
+static void result(struct sim *s)
+{
+    if (!s->flying)
+        return;
+    adapt_time(&s->a, s->reqs, s->depth, s->steady, s->time);
+    for (int i = 0; i < s->reqs; i++)
+        adapt_accept(&s->a, s->deep, s->taken[i]);
+    s->flying = false;
+}
+
+/* One step: planned before the last one's result is read. */
+static void step(struct sim *s, const struct world *w)
+{
+    int depth = s->fixed >= 0 ? s->fixed : adapt_depth(&s->a, w->reqs);
+    int deep = depth < s->before ? depth : s->before, taken[64], n = w->reqs;
+    double p = s->warm < 8 ? w->p * 0.6 : w->p; /* just back */
+    double us = w->c.base + n * w->c.req + n * deep * w->c.row + n * depth * w->c.draft +
+                (depth ? w->c.round : 0);
+    for (int i = 0; i < n; i++) {
+        taken[i] = 0;
+        while (taken[i] < deep && unit(&s->r) < p)
+            taken[i]++;
+        s->tokens += 1 + taken[i];
+    }
+    s->us += us;
+    s->steps++;
+    s->at[depth]++;
+    result(s);
+    s->flying = true;
+    s->depth = depth;
+    s->steady = depth == s->before;
+    s->reqs = n;
+    s->deep = deep;
+    for (int i = 0; i < n; i++)
+        s->taken[i] = taken[i];
+    /* what is measured: a tenth of noise, and the machine is busy elsewhere at times */
+    s->time = us * (0.9 + 0.2 * unit(&s->r)) * (rng_below(&s->r, 200) ? 1 : 8);
+    s->warm = depth ? s->warm + 1 : 0;
+    s->before = depth;
+}
+
+/* Until `tokens` more came out. */
+static void run(struct sim *s, const struct world *w, double tokens)
+{
+    for (double end = s->tokens + tokens; s->tokens < end;)
+        step(s, w);
+}
+
+/* Tokens a microsecond of a depth in the long run. */
+static double rate(const struct world *w, int depth)
+{
+    double e = 1, q = 1;
+    for (int i = 0; i < depth; i++)
+        e += q *= w->p;
+    int n = w->reqs;
+    return n * e /
+           (w->c.base + n * w->c.req + n * depth * (w->c.row + w->c.draft) +
+            (depth ? w->c.round : 0));
+}
+
+static int best_depth(const struct world *w, double *gain)
+{
+    static const int depths[] = {0, 1, S};
+    int best = 0;
+    double second = 0;
+    for (int i = 1; i < 3; i++)
+        if (rate(w, depths[i]) > rate(w, best))
+            best = depths[i];
+    for (int i = 0; i < 3; i++)
+        if (depths[i] != best && rate(w, depths[i]) > second)
+            second = rate(w, depths[i]);
+    *gain = rate(w, best) / second;
+    return best;
+}
+
+/* Adaptive against the better of the two fixed depths over the same work. */
+static double against_fixed(const struct world *w, int phases, const char *what, uint64_t seed)
+{
+    struct sim s[3];
+    for (int k = 0; k < 3; k++) {
+        sim_init(&s[k], seed, k == 0 ? -1 : k == 1 ? 0 : S);
+        for (int i = 0; i < phases; i++)
+            run(&s[k], &w[i], (double)WORK * w[i].reqs);
+    }
+    double best = s[1].us < s[2].us ? s[1].us : s[2].us;
+    long trials = s[0].a.n_trial;
+    printf("adapt: %-24s time %.4f of the better fixed depth, %ld steps, %ld of trials\n", what,
+           s[0].us / best, s[0].steps, trials);
+    ck_assert_msg(s[0].us <= 1.03 * best, "%s, seed %llu: %.4f", what, (unsigned long long)seed,
+                  s[0].us / best);
+    ck_assert_msg(trials * 50 < s[0].steps, "%s: %ld of %ld steps are trials", what, trials,
+                  s[0].steps);
+    return s[0].us / best;
+}
+
+static const struct cost *const costs[] = {&flat, &linear, &by_size};
+static const double accepts[] = {0, 0.3, 0.7, 0.95};
+static const int sizes[] = {1, 6, 40};
+enum { N_WORLDS = 3 * 4 * 3 };
+
+static struct world world_of(int i)
+{
+    return (struct world){*costs[i / 12], accepts[i / 3 % 4], sizes[i % 3]};
+}
+
+START_TEST(steady_world)
+{
+    struct world w = world_of(_i);
+    char what[64];
+    if (_i % PART)
+        return;
+    double gain;
+    int best = best_depth(&w, &gain);
+    snprintf(what, sizeof what, "%s p=%.2f n=%d", w.c.name, w.p, w.reqs);
+    against_fixed(&w, 1, what, 11 + (uint64_t)_i);
+    struct sim s;
+    sim_init(&s, 77 + (uint64_t)_i, -1);
+    for (int i = 0; i < STEPS_SHORT; i++)
+        step(&s, &w);
+    long most = s.at[0] > s.at[1] ? s.at[0] : s.at[1];
+    ck_assert_int_eq(s.at[2], 0); /* no such choice */
+    most = most > s.at[S] ? most : s.at[S];
+    if (gain > 1.1) /* else either will do */
+        ck_assert_msg(s.at[best] == most && most * 10 > 9L * STEPS_SHORT,
+                      "%s: depth %d is best, steps %ld, %ld, %ld", what, best, s.at[0], s.at[1],
+                      s.at[S]);
+}
+END_TEST
+
+/* Acceptance, cost or company changes on the way, there and back. */
+START_TEST(changing_world)
+{
+    static const struct {
+        const char *what;
+        struct world w[3];
+    } c[] = {
+        {"drafts turn good", {{flat, 0, 1}, {flat, 0.95, 1}, {flat, 0, 1}}},
+        {"drafts turn bad", {{linear, 0.95, 6}, {linear, 0, 6}, {linear, 0.95, 6}}},
+        {"drafts get dear", {{flat, 0.7, 6}, {linear, 0.7, 6}, {flat, 0.7, 6}}},
+        {"a crowd comes", {{by_size, 0.7, 1}, {by_size, 0.7, 40}, {by_size, 0.7, 1}}},
+        {"a hopeless crowd", {{by_size, 0.7, 1}, {linear, 0.3, 40}, {by_size, 0.7, 1}}},
+    };
+    ck_assert_int_lt(_i, (int)ARRAY_LEN(c));
+    if (_i % PART)
+        return;
+    against_fixed(c[_i].w, 3, c[_i].what, 5);
+    struct sim s;
+    sim_init(&s, 3, -1);
+    for (int i = 0; i < 3; i++) { /* the second half of every phase runs at its best depth */
+        double gain;
+        int best = best_depth(&c[_i].w[i], &gain);
+        run(&s, &c[_i].w[i], WORK / 2 * c[_i].w[i].reqs);
+        long before = s.at[best], steps = s.steps;
+        run(&s, &c[_i].w[i], WORK / 2 * c[_i].w[i].reqs);
+        if (gain > 1.1)
+            ck_assert_msg((s.at[best] - before) * 10 > (s.steps - steps) * 9,
+                          "%s, phase %d: depth %d in %ld of %ld steps", c[_i].what, i, best,
+                          s.at[best] - before, s.steps - steps);
+    }
+}
+END_TEST
+
+/* Requests come and go: the number of them is another one every step. */
+START_TEST(company_changes)
+{
+    struct sim s;
+    struct rng r = {9};
+    sim_init(&s, 1, -1);
+    for (int i = 0; i < STEPS_SHORT; i++) {
+        struct world w = {linear, 0.3, 1 + (int)rng_below(&r, 40)};
+        step(&s, &w);
+    }
+    ck_assert_int_gt(s.at[0] * 10, 9L * STEPS_SHORT);
+    ck_assert_int_lt(s.a.n_trial * 20, STEPS_SHORT);
+}
+END_TEST
+
+/* Where no step is ever steady nothing is learnt, and nothing is tried over and over. */
+START_TEST(nothing_steady)
+{
+    struct adapt a;
+    adapt_init(&a, S);
+    for (int i = 0; i < STEPS_SHORT; i++) {
+        int depth = adapt_depth(&a, 4);
+        adapt_time(&a, 4, depth, false, 100);
+        adapt_accept(&a, depth, 0);
+    }
+    ck_assert_int_lt(a.n_trial * 100, STEPS_SHORT);
+}
+END_TEST
+
+START_TEST(choices)
+{
+    static const int want[][6] = {{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 1, 2, 4}, {0, 1, 2, 5}};
+    for (int k = 0; k < 6; k++) {
+        struct adapt a;
+        adapt_init(&a, k);
+        for (int i = 0; i < a.n; i++)
+            ck_assert_int_eq(a.depth[i], want[k][i]);
+        ck_assert_int_eq(a.depth[a.n - 1], k);
+        ck_assert_int_eq(adapt_depth(&a, 1), k); /* at first all of it */
+        ck_assert_int_eq(adapt_depth(&a, 0), k);
+    }
+    struct adapt a;
+    adapt_init(&a, LIM_EMIT - 1);
+    ck_assert_int_eq(a.n, 5); /* 0, 1, 3, 7, 15 */
+    adapt_init(&a, 0);
+    for (int i = 0; i < 2000; i++)
+        ck_assert_int_eq(adapt_depth(&a, 1), 0);
+}
+END_TEST
+
+Suite *suite_adapt(void)
+{
+    Suite *s = suite_create("adapt");
+    TCase *t = tcase_create("adapt");
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, choices);
+    tcase_add_loop_test(t, steady_world, 0, N_WORLDS);
+    tcase_add_loop_test(t, changing_world, 0, 5);
+    tcase_add_test(t, company_changes);
+    tcase_add_test(t, nothing_steady);
+    suite_add_tcase(s, t);
+    return s;
+}
