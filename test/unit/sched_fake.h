@@ -42,6 +42,8 @@ struct fake {
     int64_t n_dead;         /* decode rows planned for slots that were dead by then */
     int64_t last_no;
     int set_max;
+    /* device times of a decode: fixed, a row, a draft of the rounds */
+    int64_t ns_step, ns_row, ns_draft, stamps[STEPS_MAX][N_STAMPS];
     int64_t now; /* the clock, advanced by the test */
     struct rng rng;
 };
@@ -179,9 +181,11 @@ static inline void fake_updates(struct fake *f, struct step *st)
     }
 }
 
-static inline bool fake_draws(const struct fake *f, const struct fake_slot *s)
+static inline bool fake_draws(const struct fake *f, const struct step *st,
+                              const struct fake_slot *s)
 {
-    return f->c.depth > 0 && s->p.spec_mode == SPEC_MODEL;
+    CHECK(st->depth >= 0 && st->depth <= f->c.depth);
+    return st->depth > 0 && s->p.spec_mode == SPEC_MODEL;
 }
 
 /* Positions from the committed length up to `to` are written with what nobody may read. */
@@ -215,7 +219,7 @@ static inline void fake_decode(struct fake *f, struct step *st, struct ring_rec 
         int cap = st->req_cap[i], w = cap < f->c.emit ? cap : f->c.emit;
         CHECK(cap >= 1 && cap <= f->c.rows && (cap == 1 || s->p.spec_mode != SPEC_OFF));
         int n = 1 + (int)(fake_mix(s->hash[s->len - 1], 5) % (uint64_t)w), from = s->len;
-        bool round = fake_draws(f, s);
+        bool round = fake_draws(f, st, s);
         CHECK(round == (i < st->n_draft));
         for (int j = 0; j < n && s->live; j++)
             fake_emit(f, &rec[i], slot, fake_row(f, slot, s->len, s->root));
@@ -248,7 +252,7 @@ static inline void fake_prefill(struct fake *f, struct step *st, struct ring_rec
             if (want >= 0)
                 st->score[row].logprob = fake_score(h, want);
         }
-        CHECK(c->draft == fake_draws(f, s));
+        CHECK(c->draft == fake_draws(f, st, s));
         if (!c->last)
             continue;
         fake_emit(f, &rec[i], c->slot, h);
@@ -256,6 +260,19 @@ static inline void fake_prefill(struct fake *f, struct step *st, struct ring_rec
             fake_waste(f, c->slot, s->len + f->c.ahead);
     }
     CHECK(row == st->n_row);
+}
+
+static inline void fake_stamps(struct fake *f, struct step *st, int64_t *t)
+{
+    memset(t, 0, sizeof *t * N_STAMPS);
+    st->stamps = t;
+    if (!st->n_req)
+        return;
+    t[STAMP_BEGIN] = 1000000 * st->no;
+    t[STAMP_VERIFY] = t[STAMP_BEGIN] + f->ns_step + f->ns_row * st->rows_max;
+    t[STAMP_ACCEPT] = t[STAMP_VERIFY] + 1;
+    if (st->depth && st->n_draft)
+        t[STAMP_EXTEND] = t[STAMP_DRAFT] = t[STAMP_ACCEPT] + f->ns_draft * st->depth;
 }
 
 /* Executes the oldest queued step and returns it to the scheduler. False: none is queued. */
@@ -275,6 +292,7 @@ static inline bool fake_run_one(struct fake *f)
     fake_updates(f, st);
     fake_decode(f, st, d);
     fake_prefill(f, st, p);
+    fake_stamps(f, st, f->stamps[i]);
     st->decode_rec = d;
     st->prefill_rec = p;
     memset(st->req_slot, 0xee, sizeof(int32_t) * (size_t)f->c.reqs_max); /* it may do that */

@@ -11,7 +11,7 @@
 
 struct got { /* of one request */
     int n_tok, n_done, n_started, n_prompt;
-    int32_t tok[512];
+    int32_t tok[2048];
     struct buf text;
     enum finish finish;
     int stop_string;
@@ -362,6 +362,33 @@ START_TEST(counts_of_drafts)
         ck_assert(t->rows == rows[as] && t->drafted == rows[as] - verify[as]);
         ck_assert(deep == t->drafted); /* chains */
     }
+    rig_close(m);
+}
+END_TEST
+
+/* The depth of rounds follows a step's time from its begin, verify included: rows that cost little
+ * are drafted although the rounds take long beside what follows the verify, dear ones are not. */
+START_TEST(depth_follows_times)
+{
+    struct sched_conf c = small();
+    c.rows = c.emit = 4;
+    c.ahead = 7;
+    c.depth = 3;
+    c.adapt = true;
+    c.len_max = 2000;
+    c.kv.group[0].n_page = 1600;
+    c.kv.group[0].pages_max = 502;
+    struct rig *m = rig_open(c);
+    m->f.ns_step = _i ? 100000 : 900000;
+    m->f.ns_row = _i ? 100000 : 1000;
+    m->f.ns_draft = 20000;
+    struct gen_req *g = req(1, 10, 1900);
+    must(m, g);
+    finish_all(m);
+    ck_assert_int_eq(m->got[1].stats.n_output, 1900);
+    const struct spec_sums *t = &sched_stats(m->f.s)->spec[SPEC_MODEL];
+    ck_assert_msg(t->deep[_i ? 0 : 3] * 10 > t->n_verify * 7, "%lld of %lld at 0, %lld at 3",
+                  (long long)t->deep[0], (long long)t->n_verify, (long long)t->deep[3]);
     rig_close(m);
 }
 END_TEST
@@ -791,6 +818,7 @@ Suite *suite_sched(void)
     tcase_add_test(c, stop_is_sent_to_the_device);
     tcase_add_test(c, trimmed_inside_a_record);
     tcase_add_test(c, counts_of_drafts);
+    tcase_add_loop_test(c, depth_follows_times, 0, 2);
     tcase_add_test(c, queue_bounds);
     tcase_add_test(c, context_bounds);
     tcase_add_test(c, kv_bounds_the_context);
