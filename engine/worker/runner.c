@@ -316,7 +316,7 @@ static int decode(struct runner *r, struct step *s, struct err *e)
         r->graphs, &(struct graph_key){.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max});
     CHECK(k); /* the planner's bounds are the pool's */
     if (s->depth && s->n_draft) {
-        if (s->n_draft == s->n_req)
+        if (s->n_draft == s->n_req && !r->apart)
             both = graph_pool_fit(r->graphs, &(struct graph_key){.role = TGT_VERIFY,
                                                                  .variant = s->depth,
                                                                  .reqs = s->n_req,

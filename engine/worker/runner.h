@@ -38,6 +38,7 @@ struct runner {
     struct graph_pool *graphs;
     int set_max;
     bool eager; /* tests: run the bodies instead of replaying the graphs */
+    bool apart; /* tests: verify and round in two launches even where one graph has both */
 };
 
 /* The first steps of opening, which take no device memory and read no weights; runner_close is due
