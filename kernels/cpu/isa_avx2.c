@@ -251,6 +251,94 @@ FN static void avx2_panel(const struct cpu_out *o, const float *x, int rows, con
     }
 }
 
+enum { FR = 6, FC = 2 }; /* a few rows: tiles of 6 x 2, so that a weight is converted once */
+
+/* acc[r][c]: eight lanes of every step; x in panel order, w plain with `tail` elements of a last,
+ * partial step. */
+FN static inline __attribute__((always_inline)) void few_half(__m256 (*acc)[FC], const float *x,
+                                                              int64_t xs, const uint16_t *const *w,
+                                                              const uint16_t (*tail)[16], int h,
+                                                              int steps, int rows)
+{
+    __m256 a[FR][FC];
+    for (int r = 0; r < rows; r++)
+        a[r][0] = a[r][1] = _mm256_setzero_ps();
+    const uint16_t *w0 = w[0] + 8 * h, *w1 = w[1] + 8 * h;
+    for (int s = 0; s < steps; s++) {
+        __m256 u0 = load_bf16(w0 + 16 * (int64_t)s), u1 = load_bf16(w1 + 16 * (int64_t)s);
+        for (int r = 0; r < rows; r++) {
+            __m256 v = _mm256_loadu_ps(x + r * xs + 8 * (int64_t)s);
+            a[r][0] = _mm256_fmadd_ps(v, u0, a[r][0]);
+            a[r][1] = _mm256_fmadd_ps(v, u1, a[r][1]);
+        }
+    }
+    for (int r = 0; r < rows && tail; r++) {
+        __m256 v = _mm256_loadu_ps(x + r * xs + 8 * (int64_t)steps);
+        a[r][0] = _mm256_fmadd_ps(v, load_bf16(tail[0] + 8 * h), a[r][0]);
+        a[r][1] = _mm256_fmadd_ps(v, load_bf16(tail[1] + 8 * h), a[r][1]);
+    }
+    for (int r = 0; r < rows; r++) {
+        acc[r][0] = a[r][0];
+        acc[r][1] = a[r][1];
+    }
+}
+
+#define FEW_FN(n)                                                                                  \
+    FN static __attribute__((noinline)) void few_##n(__m256(*acc)[FC], const float *x, int64_t xs, \
+                                                     const uint16_t *const *w,                     \
+                                                     const uint16_t(*tail)[16], int h, int steps)  \
+    {                                                                                              \
+        few_half(acc, x, xs, w, tail, h, steps, n);                                                \
+    }
+FEW_FN(1)
+FEW_FN(2)
+FEW_FN(3)
+FEW_FN(4)
+FEW_FN(5)
+FEW_FN(6)
+#undef FEW_FN
+
+/* Rows [r0, r0 + n) against the four weight rows of wp, columns c … of o. */
+FN static void few_rows(const struct cpu_out *o, int r0, int n, int c, int nc, const float *x,
+                        const uint16_t *const *wp, int k)
+{
+    typedef void few_fn(__m256(*)[FC], const float *, int64_t, const uint16_t *const *,
+                        const uint16_t(*)[16], int, int);
+    static few_fn *const fn[FR + 1] = {NULL, few_1, few_2, few_3, few_4, few_5, few_6};
+    int kp = cpu_pad(k), steps = k / 16, rest = k % 16;
+    uint16_t tail[4][16] = {{0}};
+    for (int i = 0; i < 4 && rest; i++)
+        memcpy(tail[i], wp[i] + 16 * (int64_t)steps, (size_t)rest * sizeof **tail);
+    __m256 acc[2][2][FR][FC]; /* half, pair of columns */
+    for (int h = 0; h < 2; h++)
+        for (int p = 0; p < 2; p++)
+            fn[n](acc[h][p], x + h * (kp / 2), kp, wp + 2 * p,
+                  rest ? (const uint16_t(*)[16])tail + 2 * p : NULL, h, steps);
+    for (int r = 0; r < n; r++)
+        put4(o, r0 + r, c, nc,
+             reduce4(_mm256_add_ps(acc[0][0][r][0], acc[1][0][r][0]),
+                     _mm256_add_ps(acc[0][0][r][1], acc[1][0][r][1]),
+                     _mm256_add_ps(acc[0][1][r][0], acc[1][1][r][0]),
+                     _mm256_add_ps(acc[0][1][r][1], acc[1][1][r][1])));
+}
+
+FN static void avx2_few_bf16(const struct cpu_out *o, const float *x, int rows, const uint16_t *w,
+                             int cols, int k)
+{
+    int parts = (rows + FR - 1) / FR;
+    for (int c = 0; c < cols; c += 4) {
+        int nc = cols - c < 4 ? cols - c : 4;
+        const uint16_t *wp[4];
+        for (int i = 0; i < 4; i++) /* past the last column: any row, not stored */
+            wp[i] = w + (int64_t)(i < nc ? c + i : c) * k;
+        for (int r = 0, left = parts; left > 0; left--) { /* in equal tiles */
+            int n = (rows - r) / left;
+            few_rows(o, r, n, c, nc, x + (int64_t)r * cpu_pad(k), wp, k);
+            r += n;
+        }
+    }
+}
+
 /* Memory-bound: four weight rows at once, the next four fetched ahead. */
 FN static void avx2_gemv_bf16(float *out, const float *x, const uint16_t *w, int cols, int k)
 {
@@ -405,6 +493,8 @@ const struct cpu_isa cpu_isa_avx2 = {
     .pack_bf16 = avx2_pack_bf16,
     .panel = avx2_panel,
     .gemv_bf16 = avx2_gemv_bf16,
+    .few_bf16 = avx2_few_bf16,
+
     .scores = avx2_scores,
     .pv = avx2_pv,
     .scale_max = avx2_scale_max,
