@@ -1,42 +1,56 @@
-/* The drafter's self-check: one greedy completion of a built-in text before anybody is served. A
+/* The drafter's self-check: greedy continuations of a built-in text before anybody is served. A
  * drafter that was made for another target, or whose taps are read from the wrong layers, changes
  * no output; it only makes everything slower, which nobody would see. Whoever opens the engine. */
 #include "engine/spec_check.h"
 
 #include <string.h>
 
+#include "engine/base/mem.h"
 #include "engine/base/thread.h"
 
-enum { CHECK_TOKENS = 256, PROMPT_MIN = 16, VERIFIES_MIN = 16 };
-static const uint64_t check_id = UINT64_MAX;
+/* Short continuations from many places of a text: one long one may fall into a loop, in which a
+ * good drafter is never right or a bad one always. */
+enum { PLACES = 32, WINDOW = 24, TOKENS = 9, AT_ONCE = 8, VERIFIES_MIN = 24 };
 static const double check_floor = 0.15;
 
 static const char check_text[] =
     "The library opens at nine in the morning and closes at six in the evening. Visitors may read "
     "the books in the hall, but they must return them to the desk before they leave. A list of "
-    "the rules is printed on the wall:\n\n1. Please be quiet.\n2. Please do not eat or drink "
-    "in the hall.\n3.";
+    "the rules is printed on the wall near the door.\n\nWhen a request arrives, the server looks "
+    "at the first line of the message and then reads the rest of the headers. If the file does "
+    "not exist, an error is returned to the client, and the connection is closed. The following "
+    "example shows how to open a file and write a line of text to it:\n\n"
+    "    with open(name, 'w') as f:\n        f.write('hello\\n')\n\n"
+    "In the beginning there was nothing but water, and the people of the village went down to the "
+    "river every day. The word is used to describe a small animal that lives in the ground; it is "
+    "also the name of a kind of tree. The sum of two and three is five. The function returns a "
+    "list of all the values that are greater than zero, in the order in which they were added.";
 
-static struct gen_req *request(struct engine *g, struct err *e)
+/* One request a place; how many were made, fewer when the vocabulary does not spell the text. */
+static int requests(struct engine *g, struct gen_req **out, struct err *e)
 {
     const struct engine_info *i = engine_info(g);
-    struct gen_req *r = gen_req_new();
-    engine_default_params(g, &r->p);
-    r->id = check_id;
-    size_t room = (size_t)i->max_model_len;
-    if (engine_encode(g, check_text, strlen(check_text), true, false, NULL, 0, 0, &r->prompt,
-                      &r->n_prompt, e) < 0) {
-        gen_req_free(r);
-        return NULL;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    TRY(engine_encode(g, check_text, strlen(check_text), false, false, NULL, 0, 0, &ids, &n, e));
+    int made = 0;
+    bool fits = n >= 2 * WINDOW && i->max_model_len >= WINDOW + TOKENS;
+    for (; fits && made < PLACES; made++) {
+        struct gen_req *r = gen_req_new();
+        engine_default_params(g, &r->p);
+        r->id = UINT64_MAX - (uint64_t)made;
+        r->n_prompt = WINDOW;
+        r->prompt = mem_dup(ids + (n - WINDOW) * (size_t)made / PLACES, WINDOW * sizeof *ids);
+        r->p.temperature = 0;
+        r->p.has_seed = true;
+        r->p.ignore_eos = true;
+        r->p.max_tokens = TOKENS;
+        r->p.spec_mode = SPEC_MODEL;
+        r->p.spec_max = i->spec_rows - 1;
+        out[made] = r;
     }
-    r->n_prompt = r->n_prompt < room / 2 ? r->n_prompt : room / 2;
-    r->p.temperature = 0;
-    r->p.has_seed = true;
-    r->p.ignore_eos = true;
-    r->p.max_tokens = (int)(room - r->n_prompt < CHECK_TOKENS ? room - r->n_prompt : CHECK_TOKENS);
-    r->p.spec_mode = SPEC_MODEL;
-    r->p.spec_max = i->spec_rows - 1;
-    return r;
+    mem_free(ids);
+    return made;
 }
 
 void spec_waiter_init(struct spec_waiter *w)
@@ -69,45 +83,52 @@ static void wait_events(struct spec_waiter *w)
     mutex_unlock(&w->lock);
 }
 
-/* The final event's numbers; the check's events reach nobody else. */
-static int wait_done(struct engine *g, struct spec_waiter *w, struct gen_stats *out, struct err *e)
+/* Waits for the final events of n requests and adds up their numbers; the check's events reach
+ * nobody else. */
+static int wait_done(struct engine *g, struct spec_waiter *w, int n, struct gen_stats *sum,
+                     struct err *e)
 {
-    for (;;) {
+    int ret = OK;
+    while (n > 0) {
         wait_events(w);
         for (struct gen_evt *v = engine_poll(g), *next; v; v = next) {
             next = v->next;
-            bool done = v->kind == EVT_DONE, failed = v->finish == FINISH_ERROR;
-            *out = v->stats;
-            if (done && failed)
-                *e = v->err;
+            if (v->kind == EVT_DONE) {
+                n--;
+                sum->n_verify += v->stats.n_verify;
+                sum->n_accepted += v->stats.n_accepted;
+                sum->n_drafted += v->stats.n_drafted;
+                sum->n_first += v->stats.n_first;
+                if (v->finish == FINISH_ERROR) {
+                    *e = v->err;
+                    ret = e->code;
+                }
+            }
             gen_evt_free(v);
-            if (done)
-                return failed ? e->code : OK;
         }
     }
+    return ret;
 }
 
 int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e)
 {
-    *out = (struct spec_checked){.enough = false};
-    struct gen_req *r = request(g, e);
-    if (!r)
-        return e->code;
-    if (r->n_prompt < PROMPT_MIN) { /* a vocabulary that does not spell the text */
-        out->good = true;
-        gen_req_free(r);
-        return OK;
+    struct gen_req *r[PLACES];
+    struct gen_stats s = {0};
+    int n = requests(g, r, e), ret = n < 0 ? n : OK, seqs = engine_info(g)->max_num_seqs;
+    int group = seqs < AT_ONCE ? seqs : AT_ONCE;
+    for (int i = 0; i < n; i += group) {
+        int m = n - i < group ? n - i : group;
+        if (ret == OK)
+            ret = engine_submit(g, r + i, (size_t)m, e);
+        if (ret == OK)
+            ret = wait_done(g, w, m, &s, e);
+        else
+            for (int k = i; k < i + m; k++)
+                gen_req_free(r[k]);
     }
-    int ret = engine_submit(g, &r, 1, e);
-    if (ret < 0) {
-        gen_req_free(r);
-        return ret;
-    }
-    struct gen_stats s;
-    TRY(wait_done(g, w, &s, e));
     out->enough = s.n_drafted >= VERIFIES_MIN;
     out->first = s.n_drafted ? (double)s.n_first / s.n_drafted : 0;
     out->length = s.n_verify ? 1 + (double)s.n_accepted / s.n_verify : 1;
     out->good = !out->enough || out->first >= check_floor;
-    return OK;
+    return ret;
 }
