@@ -16,6 +16,7 @@ enum {
     LIM_TAPS = 8,           /* target layers whose input a drafter reads */
     LIM_KV_GROUPS = 4,
     LIM_EXPERTS_PER_TOK = 32,
+    LIM_RANKS = 16, /* of tensor parallelism */
 
     /* requests */
     LIM_STOP_STRINGS = 16,
