@@ -154,7 +154,23 @@ static int parse(struct deepseek *m, struct cfg *c, const char *arch, bool *tied
         return FAIL(e, E_UNSUPPORTED, "'mlp_bias' is not supported for this family");
     const char *mtp = cfg_has(c, "num_mtp_layers") ? "num_mtp_layers" : "num_nextn_predict_layers";
     TRY(cfg_int_or(c, mtp, 0, 16, 0, &m->n_mtp, e));
+    TRY(split_check(t, "num_attention_heads", m->n_head, e));
+    TRY(split_check(t, "moe_intermediate_size", m->moe.inter, e));
+    if (m->dense_layers)
+        TRY(split_check(t, "intermediate_size", m->inter, e));
     return cfg_finish(c, e);
+}
+
+/* From the model's numbers to this rank's, which the program means. The latent cache and what makes
+ * it are whole on every rank. */
+static void split(struct deepseek *m, const struct tensors *t)
+{
+    m->comm = tensors_comm(t);
+    int world = comm_world(m->comm);
+    m->n_head /= world;
+    m->inter /= world;
+    m->moe.inter /= world;
+    m->moe.shared_inter /= world;
 }
 
 /* ---- tensors ---- */
@@ -166,21 +182,22 @@ static int take_attention(const struct deepseek *m, struct ds_layer *l, const ch
     if (m->q_lora) {
         TRY(take(t, p, "q_a_proj.weight", m->q_lora, m->hidden, TAKE_FP8, &l->q_a, e));
         TRY(take(t, p, "q_a_layernorm.weight", 1, m->q_lora, TAKE_VECTOR, &l->q_a_norm, e));
-        TRY(take(t, p, "q_b_proj.weight", nq, m->q_lora, TAKE_FP8, &l->q, e));
+        TRY(take(t, p, "q_b_proj.weight", nq, m->q_lora, TAKE_FP8 | TAKE_ROWS, &l->q, e));
     } else {
-        TRY(take(t, p, "q_proj.weight", nq, m->hidden, TAKE_FP8, &l->q, e));
+        TRY(take(t, p, "q_proj.weight", nq, m->hidden, TAKE_FP8 | TAKE_ROWS, &l->q, e));
     }
     TRY(take(t, p, "kv_a_proj_with_mqa.weight", kv, m->hidden, TAKE_FP8, &l->kv_a, e));
     TRY(take(t, p, "kv_a_layernorm.weight", 1, m->kv_lora, TAKE_VECTOR, &l->kv_a_norm, e));
     TRY(take(t, p, "kv_b_proj.weight", (int64_t)m->n_head * (m->nope + m->v_dim), m->kv_lora,
-             TAKE_FP8, &l->kv_b, e));
-    TRY(take(t, p, "o_proj.weight", m->hidden, (int64_t)m->n_head * m->v_dim, TAKE_FP8, &l->o, e));
+             TAKE_FP8 | TAKE_ROWS, &l->kv_b, e));
+    TRY(take(t, p, "o_proj.weight", m->hidden, (int64_t)m->n_head * m->v_dim, TAKE_FP8 | TAKE_COLS,
+             &l->o, e));
     if (!m->attn_bias)
         return OK;
     if (m->q_lora)
         TRY(take(t, p, "q_a_proj.bias", 1, m->q_lora, TAKE_VECTOR, &l->q_a_b, e));
     TRY(take(t, p, "kv_a_proj_with_mqa.bias", 1, kv, TAKE_VECTOR, &l->kv_a_b, e));
-    TRY(take(t, p, "o_proj.bias", 1, m->hidden, TAKE_VECTOR, &l->o_b, e));
+    TRY(take(t, p, "o_proj.bias", 1, m->hidden, TAKE_VECTOR | TAKE_RANK0, &l->o_b, e));
     return OK;
 }
 
@@ -254,6 +271,7 @@ static int ds_open(void **priv, const json_t *config, struct tensors *t, struct 
     info->hidden = m->hidden;
     info->n_layer = m->n_layer;
     info->n_head = m->n_head;
+    split(m, t);
     info->pos_max = m->rope.pos_max;
     info->n_mtp = m->n_mtp;
     info->n_group = 1;

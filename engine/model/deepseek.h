@@ -46,6 +46,7 @@ struct deepseek {
     int n_mtp;
     const struct ds_mtp *draft; /* this is a drafter: the one layer and the norm are of this */
     struct ds_ws ws;
+    struct comm *comm; /* NULL: alone */
 };
 
 /* deepseek_run.c; `priv` is a struct deepseek, the drafter's too. */

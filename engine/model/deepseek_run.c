@@ -257,13 +257,15 @@ static int attend(struct deepseek *m, const struct on *o, int i, const struct fw
         TRY(attend_decompressed(m, o, l, src, &c, f, e));
     else
         TRY(attend_absorbed(m, o, l, src, &c, f, e));
-    return run_matmul(o, ws->x, ws->att, &l->o, &l->o_b, true);
+    TRY(run_part(o, ws->x, m->hidden));
+    TRY(run_matmul(o, ws->x, ws->att, &l->o, &l->o_b, true));
+    return run_join(o, ws->x, m->hidden);
 }
 
 struct on ds_on(const struct deepseek *m, int rows)
 {
     CHECK(rows <= m->ws.rows_max);
-    return (struct on){.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows};
+    return (struct on){.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows, .comm = m->comm};
 }
 
 int ds_run_layer(struct deepseek *m, const struct on *o, int i, const struct fwd *f, struct err *e)
@@ -275,7 +277,7 @@ int ds_run_layer(struct deepseek *m, const struct on *o, int i, const struct fwd
     TRY(run_norm(o, ws->y, ws->x, &l->post_norm, m->hidden, m->eps));
     if (l->sparse)
         return run_moe(o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, ws->y, ws->x);
-    return run_mlp(o, &l->mlp, &ws->mlp, ws->y, ws->x);
+    return run_mlp(o, &l->mlp, &ws->mlp, m->hidden, ws->y, ws->x);
 }
 
 int ds_forward(void *priv, const struct fwd *f, struct err *e)
@@ -296,7 +298,7 @@ int ds_forward(void *priv, const struct fwd *f, struct err *e)
 int ds_logits(void *priv, const float *hidden, int rows, float *logits, struct err *e)
 {
     struct deepseek *m = priv;
-    struct on o = {.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows};
+    struct on o = {.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows, .comm = m->comm};
     (void)e;
-    return run_matmul(&o, logits, hidden, &m->head, NULL, false);
+    return run_head(&o, logits, hidden, &m->head);
 }

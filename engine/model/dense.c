@@ -57,6 +57,7 @@ struct dense {
     int n_group;
     struct kv_group group[2];
     struct dense_ws ws;
+    struct comm *comm; /* NULL: alone */
 };
 
 static void dense_close(void *priv)
@@ -158,6 +159,15 @@ static int parse_dims(struct dense *m, struct cfg *c, const struct dense_kind *k
     return gqa_parse(&m->at, c, m->hidden, k->need_kv_heads, k->need_head_dim, e);
 }
 
+static int can_split(const struct dense *m, const struct tensors *t, struct err *e)
+{
+    TRY(gqa_split_check(&m->at, t, e));
+    for (int i = 0; i < m->n_layer; i++)
+        TRY(m->layer[i].sparse ? split_check(t, "moe_intermediate_size", m->moe.inter, e)
+                               : split_check(t, "intermediate_size", m->inter, e));
+    return OK;
+}
+
 static int parse(struct dense *m, struct cfg *c, const struct dense_kind *k, bool *tied,
                  struct tensors *t, struct err *e)
 {
@@ -181,6 +191,7 @@ static int parse(struct dense *m, struct cfg *c, const struct dense_kind *k, boo
     TRY(parse_windows(m, c, k, e));
     if (k->moe)
         TRY(parse_moe(m, c, e));
+    TRY(can_split(m, t, e));
     return cfg_finish(c, e);
 }
 
@@ -202,6 +213,15 @@ static int take_layer(struct dense *m, const struct dense_kind *k, int i, struct
     if (l->sparse)
         return moe_take(t, at, m->hidden, &m->moe, &l->moe, e);
     return mlp_take(t, at, m->hidden, m->inter, m->mlp_bias, &l->mlp, e);
+}
+
+/* From the model's numbers to this rank's, which the program means. */
+static void split(struct dense *m, const struct tensors *t)
+{
+    m->comm = tensors_comm(t);
+    m->inter /= comm_world(m->comm);
+    m->moe.inter /= comm_world(m->comm);
+    gqa_split(&m->at, t);
 }
 
 static void make_groups(struct dense *m)
@@ -235,11 +255,12 @@ static int dense_open(void **priv, const json_t *config, struct tensors *t, stru
     TRY_OUT(head_take(t, tied, m->vocab, m->hidden, &m->embed, &m->head, e));
     for (int i = 0; i < m->n_layer; i++)
         TRY_OUT(take_layer(m, k, i, t, e));
+    info->n_head = m->at.n_head;
+    split(m, t);
     make_groups(m);
     info->vocab = m->vocab;
     info->hidden = m->hidden;
     info->n_layer = m->n_layer;
-    info->n_head = m->at.n_head;
     info->pos_max = m->rope.pos_max;
     info->n_group = m->n_group;
     memcpy(info->group, m->group, sizeof m->group);
@@ -315,7 +336,7 @@ static int dense_forward(void *priv, const struct fwd *f, struct err *e)
 {
     struct dense *m = priv;
     struct dense_ws *ws = &m->ws;
-    struct on o = {.op = ws->mem.ops->ops, .d = ws->mem.d, .rows = f->rows};
+    struct on o = {.op = ws->mem.ops->ops, .d = ws->mem.d, .rows = f->rows, .comm = m->comm};
     CHECK(f->rows <= ws->rows_max);
     TRY(o.op->embed(
         o.d, &(struct op_embed){.out = ws->x, .tok = f->row->tok, .e = m->embed, .rows = f->rows}));
@@ -328,7 +349,7 @@ static int dense_forward(void *priv, const struct fwd *f, struct err *e)
         if (l->sparse)
             TRY(run_moe(&o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, ws->y, ws->x));
         else
-            TRY(run_mlp(&o, &l->mlp, &ws->mlp, ws->y, ws->x));
+            TRY(run_mlp(&o, &l->mlp, &ws->mlp, m->hidden, ws->y, ws->x));
     }
     TRY(run_tap(&o, f, m->n_layer, ws->x, m->hidden));
     return run_norm(&o, f->hidden, ws->x, &m->norm, m->hidden, m->eps);
@@ -337,9 +358,9 @@ static int dense_forward(void *priv, const struct fwd *f, struct err *e)
 static int dense_logits(void *priv, const float *hidden, int rows, float *logits, struct err *e)
 {
     struct dense *m = priv;
-    struct on o = {.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows};
+    struct on o = {.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows, .comm = m->comm};
     (void)e;
-    return run_matmul(&o, logits, hidden, &m->head, NULL, false);
+    return run_head(&o, logits, hidden, &m->head);
 }
 
 static void dense_shared(const void *priv, struct weight *embed, struct weight *head)

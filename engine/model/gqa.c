@@ -33,22 +33,35 @@ int gqa_take(struct tensors *t, const char *prefix, const struct gqa_conf *g, in
 {
     int nq = g->n_head * g->hd, nk = g->n_kv * g->hd;
     *out = (struct gqa){0};
-    TRY(take(t, prefix, "q_proj.weight", nq, in, TAKE_FP8, &out->q, e));
-    TRY(take(t, prefix, "k_proj.weight", nk, in, TAKE_FP8, &out->k, e));
-    TRY(take(t, prefix, "v_proj.weight", nk, in, TAKE_FP8, &out->v, e));
-    TRY(take(t, prefix, "o_proj.weight", hidden, nq, TAKE_FP8, &out->o, e));
+    unsigned heads = TAKE_FP8 | TAKE_ROWS, bias = TAKE_VECTOR | TAKE_ROWS;
+    TRY(take(t, prefix, "q_proj.weight", nq, in, heads, &out->q, e));
+    TRY(take(t, prefix, "k_proj.weight", nk, in, heads, &out->k, e));
+    TRY(take(t, prefix, "v_proj.weight", nk, in, heads, &out->v, e));
+    TRY(take(t, prefix, "o_proj.weight", hidden, nq, TAKE_FP8 | TAKE_COLS, &out->o, e));
     if (parts & GQA_QKV_BIAS) {
-        TRY(take(t, prefix, "q_proj.bias", 1, nq, TAKE_VECTOR, &out->qb, e));
-        TRY(take(t, prefix, "k_proj.bias", 1, nk, TAKE_VECTOR, &out->kb, e));
-        TRY(take(t, prefix, "v_proj.bias", 1, nk, TAKE_VECTOR, &out->vb, e));
+        TRY(take(t, prefix, "q_proj.bias", 1, nq, bias, &out->qb, e));
+        TRY(take(t, prefix, "k_proj.bias", 1, nk, bias, &out->kb, e));
+        TRY(take(t, prefix, "v_proj.bias", 1, nk, bias, &out->vb, e));
     }
     if (parts & GQA_O_BIAS)
-        TRY(take(t, prefix, "o_proj.bias", 1, hidden, TAKE_VECTOR, &out->ob, e));
+        TRY(take(t, prefix, "o_proj.bias", 1, hidden, TAKE_VECTOR | TAKE_RANK0, &out->ob, e));
     if (parts & GQA_QK_NORM) {
         TRY(take(t, prefix, "q_norm.weight", 1, g->hd, TAKE_VECTOR, &out->q_norm, e));
         TRY(take(t, prefix, "k_norm.weight", 1, g->hd, TAKE_VECTOR, &out->k_norm, e));
     }
     return OK;
+}
+
+int gqa_split_check(const struct gqa_conf *g, const struct tensors *t, struct err *e)
+{
+    TRY(split_check(t, "num_attention_heads", g->n_head, e));
+    return split_check(t, "num_key_value_heads", g->n_kv, e);
+}
+
+void gqa_split(struct gqa_conf *g, const struct tensors *t)
+{
+    g->n_head /= comm_world(tensors_comm(t));
+    g->n_kv /= comm_world(tensors_comm(t));
 }
 
 int gqa_ws_place(struct placed *pl, const struct gqa_conf *g, const struct rope *rope, int rows_max,
@@ -177,5 +190,8 @@ int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
                           .row0 = f->row->row0,
                           .cp_world = 1};
     TRY(f->attn[group].b->run(f->attn[group].a, &c, e));
-    return run_matmul(o, x, ws->att, &l->o, &l->ob, true);
+    int hidden = (int)l->o.n;
+    TRY(run_part(o, x, hidden));
+    TRY(run_matmul(o, x, ws->att, &l->o, &l->ob, true));
+    return run_join(o, x, hidden);
 }

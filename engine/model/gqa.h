@@ -22,6 +22,11 @@ enum { GQA_QKV_BIAS = 1, GQA_O_BIAS = 2, GQA_QK_NORM = 4 };
 int gqa_take(struct tensors *t, const char *prefix, const struct gqa_conf *g, int in, int hidden,
              unsigned parts, struct gqa *out, struct err *e);
 
+/* With ranks: checked before the takes; after them the model's heads become this rank's, which the
+ * calls below mean. Head groups stay whole, so a rank's queries find their keys on the rank. */
+int gqa_split_check(const struct gqa_conf *g, const struct tensors *t, struct err *e);
+void gqa_split(struct gqa_conf *g, const struct tensors *t);
+
 struct gqa_ws {
     struct rope_dev rope;
     float *q, *k, *v, *att;

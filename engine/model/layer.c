@@ -6,6 +6,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/model/shard.h"
 
 /* ---- device memory ---- */
 
@@ -81,6 +82,16 @@ int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, i
     return r < 0 ? r : OK;
 }
 
+int split_check(const struct tensors *t, const char *key, int n, struct err *e)
+{
+    int world = comm_world(tensors_comm(t));
+    if (n % world)
+        return FAIL(e, E_UNSUPPORTED,
+                    "'%s' %d cannot be divided over the %d ranks of tensor_parallel_size", key, n,
+                    world);
+    return OK;
+}
+
 int head_take(struct tensors *t, bool tied, int vocab, int hidden, const struct weight *embed,
               struct weight *head, struct err *e)
 {
@@ -106,14 +117,16 @@ int head_take(struct tensors *t, bool tied, int vocab, int hidden, const struct 
 int mlp_take(struct tensors *t, const char *prefix, int hidden, int inter, bool bias,
              struct mlp *out, struct err *e)
 {
-    *out = (struct mlp){.inter = inter};
-    TRY(take(t, prefix, "gate_proj.weight", inter, hidden, TAKE_FP8, &out->gate, e));
-    TRY(take(t, prefix, "up_proj.weight", inter, hidden, TAKE_FP8, &out->up, e));
-    TRY(take(t, prefix, "down_proj.weight", hidden, inter, TAKE_FP8, &out->down, e));
+    unsigned rows = TAKE_FP8 | TAKE_ROWS, part = TAKE_VECTOR | TAKE_ROWS;
+    *out = (struct mlp){.inter = inter / comm_world(tensors_comm(t))};
+    TRY(take(t, prefix, "gate_proj.weight", inter, hidden, rows, &out->gate, e));
+    TRY(take(t, prefix, "up_proj.weight", inter, hidden, rows, &out->up, e));
+    TRY(take(t, prefix, "down_proj.weight", hidden, inter, TAKE_FP8 | TAKE_COLS, &out->down, e));
     if (bias) {
-        TRY(take(t, prefix, "gate_proj.bias", 1, inter, TAKE_VECTOR, &out->gate_b, e));
-        TRY(take(t, prefix, "up_proj.bias", 1, inter, TAKE_VECTOR, &out->up_b, e));
-        TRY(take(t, prefix, "down_proj.bias", 1, hidden, TAKE_VECTOR, &out->down_b, e));
+        TRY(take(t, prefix, "gate_proj.bias", 1, inter, part, &out->gate_b, e));
+        TRY(take(t, prefix, "up_proj.bias", 1, inter, part, &out->up_b, e));
+        TRY(take(t, prefix, "down_proj.bias", 1, hidden, TAKE_VECTOR | TAKE_RANK0, &out->down_b,
+                 e));
     }
     return OK;
 }
@@ -133,9 +146,13 @@ static int take_fused(struct tensors *t, const char *prefix, int hidden, const s
         m->up[i] = m->gate[i];
         m->up[i].p = (const char *)m->gate[i].p +
                      (size_t)c->inter * (size_t)hidden * dtype_size(m->gate[i].dt);
+        if (tensors_comm(t)) {
+            TRY(shard_rows(&m->gate[i], tensors_comm(t), name, e));
+            TRY(shard_rows(&m->up[i], tensors_comm(t), name, e));
+        }
     }
     snprintf(name, sizeof name, "%sexperts.down_proj", prefix);
-    return tensors_take_stack(t, name, c->experts, hidden, c->inter, 0, m->down, e);
+    return tensors_take_stack(t, name, c->experts, hidden, c->inter, TAKE_COLS, m->down, e);
 }
 
 int moe_take(struct tensors *t, const char *prefix, int hidden, const struct moe_conf *c,
@@ -251,6 +268,28 @@ int run_matmul(const struct on *o, float *out, const float *x, const struct weig
     return o->op->matmul(o->d, &a);
 }
 
+int run_part(const struct on *o, float *x, int hidden)
+{
+    struct comm *c = o->comm;
+    return comm_rank(c) ? c->ops->clear(c, o->d, x, (int64_t)o->rows * hidden) : OK;
+}
+
+int run_join(const struct on *o, float *x, int hidden)
+{
+    return comm_sum(o->comm, o->d, x, (int64_t)o->rows * hidden);
+}
+
+int run_head(const struct on *o, float *logits, const float *hidden, const struct weight *head)
+{
+    int64_t v = head->n, from = v * comm_rank(o->comm) / comm_world(o->comm);
+    struct op_matmul a = {
+        .out = logits + from, .x = hidden, .w = *head, .rows = o->rows, .ldx = head->k, .ldo = v};
+    a.w.n = v * (comm_rank(o->comm) + 1) / comm_world(o->comm) - from;
+    a.w.p = (const char *)head->p + (size_t)(from * head->k) * dtype_size(head->dt);
+    TRY(o->op->matmul(o->d, &a));
+    return comm_gather(o->comm, o->d, logits, o->rows, v, from, a.w.n);
+}
+
 int run_norm_ld(const struct on *o, float *out, int64_t ldo, const float *x, int64_t ldx,
                 const struct weight *w, int dim, float eps)
 {
@@ -292,8 +331,8 @@ int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, 
     return OK;
 }
 
-int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
-            float *x)
+static int add_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
+                   float *x)
 {
     TRY(run_matmul(o, ws->gate, y, &m->gate, &m->gate_b, false));
     TRY(run_matmul(o, ws->up, y, &m->up, &m->up_b, false));
@@ -306,6 +345,14 @@ int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, co
                                                     .ldu = m->inter,
                                                     .ldo = m->inter}));
     return run_matmul(o, x, ws->gate, &m->down, &m->down_b, true);
+}
+
+int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, int hidden,
+            const float *y, float *x)
+{
+    TRY(run_part(o, x, hidden));
+    TRY(add_mlp(o, m, ws, y, x));
+    return run_join(o, x, hidden);
 }
 
 int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
@@ -326,6 +373,7 @@ int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
                                                       .normalize = c->normalize,
                                                       .norm_eps = c->norm_eps,
                                                       .scale = c->scale}));
+    TRY(run_part(o, x, hidden));
     TRY(o->op->moe_ffn(o->d, &(struct op_moe_ffn){.out = x,
                                                   .x = y,
                                                   .ids = ws->ids,
@@ -339,5 +387,7 @@ int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
                                                   .inter = c->inter,
                                                   .experts = c->experts,
                                                   .topk = c->topk}));
-    return c->shared_inter ? run_mlp(o, &m->shared, ws, y, x) : OK;
+    if (c->shared_inter)
+        TRY(add_mlp(o, &m->shared, ws, y, x));
+    return run_join(o, x, hidden);
 }

@@ -29,6 +29,9 @@ void placed_free(struct placed *pl);
 int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, int64_t k,
          unsigned flags, struct weight *w, struct err *e);
 
+/* Whether `n`, by its key in the configuration, can be divided over the ranks. */
+int split_check(const struct tensors *t, const char *key, int n, struct err *e);
+
 /* cos/sin of positions [0, len). */
 struct rope_dev {
     const float *cos, *sin;
@@ -39,7 +42,7 @@ int rope_place(struct placed *pl, const struct rope *r, int dim, int len, struct
 
 /* Gated MLP: down(silu(gate x) * up x). inter 0: absent. */
 struct mlp {
-    int inter;
+    int inter; /* this rank's */
     struct weight gate, up, down, gate_b, up_b, down_b;
 };
 int mlp_take(struct tensors *t, const char *prefix, int hidden, int inter, bool bias,
@@ -84,6 +87,7 @@ struct on {
     const struct op_table *op;
     struct dev *d;
     int rows;
+    struct comm *comm; /* NULL: alone */
 };
 /* out[R, w.n] (ld = w.n) (+)= x[R, w.k] w^T + bias, dense rows. */
 int run_matmul(const struct on *o, float *out, const float *x, const struct weight *w,
@@ -93,14 +97,20 @@ int run_norm(const struct on *o, float *out, const float *x, const struct weight
 /* The same with `ldo` and `ldx` between the rows. */
 int run_norm_ld(const struct on *o, float *out, int64_t ldo, const float *x, int64_t ldx,
                 const struct weight *w, int dim, float eps);
+/* With ranks, around what adds products of divided weights to x[R, hidden]: rank 0 keeps x, the
+ * others start from 0, and each adds its part; then x is the sum, on every rank. */
+int run_part(const struct on *o, float *x, int hidden);
+int run_join(const struct on *o, float *x, int hidden);
+/* logits[R, V] of the whole head; each rank computes a range of the vocabulary. */
+int run_head(const struct on *o, float *logits, const float *hidden, const struct weight *head);
 /* out[R, hidden] = x[R, hidden] */
 int run_copy(const struct on *o, float *out, const float *x, int hidden);
 /* The taps of a pass that want the residual stream before `layer` (the number of layers: after the
  * last one). */
 int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, int hidden);
 /* x[R, hidden] += mlp(y) */
-int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
-            float *x);
+int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, int hidden,
+            const float *y, float *x);
 /* x += experts(y) + shared(y) */
 int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
             const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const float *y,

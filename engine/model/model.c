@@ -108,13 +108,18 @@ static int cut_layers(json_t *c, int n, struct err *e)
 static int open_tensors(struct model *m, const struct model_conf *mc, const json_t *conf,
                         bool wrapped, struct err *e)
 {
-    if (!mc->dummy)
-        return tensors_open(&m->t, mc->path, wrapped, e);
+    struct comm *comm = m->target ? NULL : mc->comm;
+    if (!mc->dummy) {
+        TRY(tensors_open(&m->t, mc->path, wrapped, e));
+        tensors_split(m->t, comm);
+        return OK;
+    }
     if (mc->n_layer)
         TRY(cut_layers((json_t *)(size_t)conf, mc->n_layer, e));
     int64_t n = 1;
     TRY(js_get_i64(conf, "num_hidden_layers", 1, 4096, &n, e));
     m->t = tensors_generate(wrapped, (int)n);
+    tensors_split(m->t, comm);
     return OK;
 }
 
@@ -150,6 +155,7 @@ static int read_all(struct model *m, const struct model_conf *mc, struct err *e)
     TRY_OUT(tensors_all_taken(m->t, e));
     m->info.n_param = tensors_params(m->t);
     m->info.weight_bytes = tensors_bytes(m->t);
+    m->info.copy_bytes = tensors_copy_bytes(m->t);
     if (m->f->open_draft) /* ids and sampling are the target's */
         goto out;
     if (file_exists(gpath))
@@ -202,6 +208,7 @@ int model_open_mtp(struct model **out, struct model *target, struct err *e)
     m->info.arch = m->arch;
     m->info.family = f->name;
     int ret = f->open_draft(&m->priv, &t, NULL, m->t, &m->info, e);
+    m->info.copy_bytes = tensors_copy_bytes(m->t) - target->info.copy_bytes;
     if (ret < 0) {
         model_close(m);
         return ret;

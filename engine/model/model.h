@@ -15,6 +15,7 @@
 
 #include "attention/attn.h"
 #include "engine/base/err.h"
+#include "engine/comm/comm.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 
@@ -44,7 +45,8 @@ struct model_info {
     int32_t bos;     /* -1: none */
     int64_t n_param; /* elements of the tensors in use */
     size_t weight_bytes;
-    int n_mtp; /* next-token layers found and checked (model_open_mtp) */
+    size_t copy_bytes; /* of this rank's column shards, copied by model_place; 0 when alone */
+    int n_mtp;         /* next-token layers found and checked (model_open_mtp) */
     /* Drafters. A row that consumes the token of position i also takes a feature of the target's
      * row i - 1 when `feat` is not 0; its RoPE position is i - shift. */
     int feat;  /* width of the feature; 0: a language model, which needs none */
@@ -63,6 +65,9 @@ struct model_conf {
     bool dummy;       /* weights are generated (dummy.h), not read */
     int n_layer;      /* dummy: the first so many layers; 0: all */
     int threads;      /* dummy: that make the values in model_place */
+    /* This rank's communicator: the model is its part of the weights, and widths of KV groups and
+     * heads of needs are the part's. NULL: the whole. Drafters are whole on every rank. */
+    struct comm *comm;
 };
 
 int model_open(struct model **out, const char *dir, struct err *e);

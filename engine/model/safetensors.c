@@ -11,6 +11,7 @@
 #include "engine/base/js.h"
 #include "engine/base/mem.h"
 #include "engine/model/dummy.h"
+#include "engine/model/shard.h"
 
 static const struct {
     const char *name;
@@ -34,6 +35,8 @@ struct tensors {
     size_t n_map, cap_map, n_file, cap_file;
     bool wrapped, fp8, aside;
     struct dummy *gen; /* generated set; NULL: files */
+    struct comm *comm; /* NULL: alone */
+    struct shards cut;
     int64_t n_param;
     size_t bytes;
 };
@@ -86,6 +89,7 @@ void tensors_fill(struct tensors *t, int threads)
         dummy_fill(t->v, t->n, threads);
     for (size_t i = 0; t->gen && i < t->n; i++)
         t->v[i].made |= t->v[i].used;
+    shard_fill(&t->cut, t->v);
 }
 
 void tensors_close(struct tensors *t)
@@ -99,6 +103,7 @@ void tensors_close(struct tensors *t)
     for (size_t i = 0; i < t->n_file; i++)
         mem_free(t->file[i]);
     dummy_free(t->gen);
+    shard_done(&t->cut);
     mem_free(t->v);
     mem_free(t->slot);
     mem_free(t->map);
@@ -382,6 +387,22 @@ bool tensors_any(const struct tensors *t, const char *prefix)
     return t->gen != NULL;
 }
 
+void tensors_split(struct tensors *t, struct comm *comm)
+{
+    CHECK(!t->bytes);
+    t->comm = comm;
+}
+
+struct comm *tensors_comm(const struct tensors *t)
+{
+    return t->comm;
+}
+
+size_t tensors_copy_bytes(const struct tensors *t)
+{
+    return shard_bytes(&t->cut, t->v);
+}
+
 void tensors_allow_fp8(struct tensors *t)
 {
     t->fp8 = true;
@@ -509,6 +530,18 @@ static int take_scale(struct tensors *t, const struct tensor *x, struct weight *
     return OK;
 }
 
+/* This rank's part of a weight of tensor number `at`. */
+static int take_part(struct tensors *t, struct weight *w, unsigned flags, size_t at, struct err *e)
+{
+    if (!t->comm)
+        return OK;
+    if ((flags & TAKE_RANK0) && t->comm->rank)
+        *w = (struct weight){0};
+    if (flags & TAKE_ROWS)
+        return shard_rows(w, t->comm, t->v[at].name, e);
+    return flags & TAKE_COLS ? shard_cols(&t->cut, w, t->comm, at, t->v[at].name, e) : OK;
+}
+
 int tensors_take(struct tensors *t, const char *name, int64_t n, int64_t k, unsigned flags,
                  struct weight *w, struct err *e)
 {
@@ -527,9 +560,11 @@ int tensors_take(struct tensors *t, const char *name, int64_t n, int64_t k, unsi
     if (x->dt != DT_F32 && x->dt != DT_BF16 && x->dt != DT_F16 && !fp8)
         return FAIL(e, E_UNSUPPORTED, "%s: tensor '%s' is %s, which is not supported there",
                     x->file, name, x->type);
+    size_t at = (size_t)(x - t->v);
     *w = (struct weight){.p = x->p, .dt = x->dt, .n = vec ? 1 : n, .k = k};
     if (fp8)
         TRY(take_scale(t, x, w, e));
+    TRY(take_part(t, w, flags, at, e));
     return 1;
 }
 
@@ -548,6 +583,9 @@ int tensors_take_stack(struct tensors *t, const char *name, int64_t count, int64
     for (int64_t i = 0; i < count; i++)
         w[i] = (struct weight){
             .p = (const char *)x->p + (size_t)i * step, .dt = x->dt, .n = n, .k = k};
+    size_t at = (size_t)(x - t->v);
+    for (int64_t i = 0; i < count; i++)
+        TRY(take_part(t, &w[i], flags, at, e));
     return 1;
 }
 

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "engine/base/err.h"
+#include "engine/comm/comm.h"
 #include "kernels/dtype.h"
 
 enum {
@@ -52,7 +53,12 @@ int tensors_add(struct tensors *t, const char *p, size_t len, const char *file, 
  * asked for, bf16, or fp8 with scales where that is allowed and announced (dummy.h says how the
  * values are chosen). Addresses hold at once, values from tensors_fill on. */
 struct tensors *tensors_generate(bool wrapped, int n_layer);
-/* Makes the values of what is in use and has none yet; nothing for sets of files. */
+/* Before anything is taken: what TAKE_ROWS, TAKE_COLS and TAKE_RANK0 give is the part of this rank
+ * (NULL: the whole). */
+void tensors_split(struct tensors *t, struct comm *comm);
+struct comm *tensors_comm(const struct tensors *t);
+size_t tensors_copy_bytes(const struct tensors *t); /* of column parts in use */
+/* Makes the values of what is in use and has none yet: generated tensors and column parts. */
 void tensors_fill(struct tensors *t, int threads);
 
 bool tensors_generated(const struct tensors *t);
@@ -66,6 +72,10 @@ enum {
     TAKE_VECTOR = 1,   /* rank 1 of k elements (n is 1) */
     TAKE_OPTIONAL = 2, /* may be absent */
     TAKE_FP8 = 4,      /* F8_E4M3 with NAME_scale_inv is fine when the set allows it */
+    /* With ranks; n and k are the whole tensor's. */
+    TAKE_ROWS = 8,   /* this rank's of the rows (elements of a vector), where they are mapped */
+    TAKE_COLS = 16,  /* this rank's of the columns: a copy, filled by tensors_fill */
+    TAKE_RANK0 = 32, /* rank 0 alone has it (what is added once to a sum over ranks) */
 };
 
 /* fp8 weights with 128 x 128 block scales are refused until the configuration announces them. */
@@ -79,7 +89,7 @@ void tensors_use(struct tensors *t, const char *prefix, int64_t *n_param, size_t
  * misshapen or of a type that cannot be computed with. */
 int tensors_take(struct tensors *t, const char *name, int64_t n, int64_t k, unsigned flags,
                  struct weight *w, struct err *e);
-/* A stack [count, n, k] as `count` weights. */
+/* A stack [count, n, k] as `count` weights; TAKE_COLS applies to each. */
 int tensors_take_stack(struct tensors *t, const char *name, int64_t count, int64_t n, int64_t k,
                        unsigned flags, struct weight *w, struct err *e);
 /* The data of a vector of n elements of a type by the file's spelling; *p NULL when it is absent.
