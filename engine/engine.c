@@ -220,7 +220,8 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .n_param = mi->n_param,
         .weight_bytes = (int64_t)(mi->weight_bytes + wi->draft.weight_bytes),
         .kv_bytes = wi->kv_bytes,
-        .workspace_bytes = wi->workspace_bytes,
+        .workspace_bytes = wi->workspace_bytes + wi->copy_bytes,
+        .world = wi->world,
         .n_graph = wi->n_graph,
         .load_s = wi->load_s,
         .record_s = wi->record_s,
@@ -258,6 +259,10 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         mi->arch, mi->family, (double)mi->n_param * 1e-6, wi->device, o->max_model_len, w->reqs_max,
         (long long)o->kv_tokens, wi->page, (double)wi->kv_bytes / (1 << 20), wi->n_graph,
         wi->load_s + wi->record_s);
+    if (wi->world > 1)
+        LOG(LOG_INFO, "engine",
+            "%d ranks share every layer; %.1f MiB of weights are copied to them", wi->world,
+            (double)wi->copy_bytes / (1 << 20));
     if (wi->spec.rows > 1)
         LOG(LOG_INFO, "engine", "speculation %s: %d drafts on a path, top-k %d, %d rows a verify%s",
             wi->spec_name, wi->spec.steps, wi->spec.topk, wi->spec.rows,

@@ -27,7 +27,8 @@ struct engine_conf {
     bool dummy;                 /* generated weights; text needs a tokenizer.json all the same */
     int num_layers;             /* dummy: the first so many layers; 0: all */
     const char *device;         /* "auto", "cpu" (default auto) */
-    int threads;                /* 0: online cores */
+    int threads;                /* 0: online cores; divided over the ranks */
+    int tensor_parallel_size;   /* ranks that share every layer, 1 */
     int max_model_len;          /* 0: the model's */
     int max_num_seqs;           /* decoding at once, 64 */
     int max_num_batched_tokens; /* prefill rows a step, 512 */
@@ -92,6 +93,7 @@ struct engine_info {
     int32_t eos[16];
     bool has_text;                        /* there is a vocabulary */
     size_t token_bytes_max;               /* longest token, for pre-checks of text length */
+    int world;                            /* ranks; the bytes above are of all together */
     const char *spec_name;                /* the algorithm in use; "off" */
     int spec_rows, spec_steps, spec_topk; /* N, S, K; 1, 0, 1 without one */
     bool spec_ngram, spec_model;          /* a request may draft by lookup; by the drafter */

@@ -422,6 +422,7 @@ void config_engine(const struct config *c, struct engine_conf *out)
         .model = c->model,
         .dummy = !strcmp(c->load_format, "dummy"),
         .num_layers = (int)c->num_layers,
+        .tensor_parallel_size = (int)c->tensor_parallel_size,
         .device = c->device,
         .threads = (int)c->threads,
         .max_model_len = (int)c->max_model_len,

@@ -123,6 +123,14 @@ static int sample_rows(struct runner *r, const int32_t *idx, int m, struct err *
     return OK;
 }
 
+/* What is accepted, and so every rank's state, is decided by rank 0's samples. */
+static int agree(struct runner *r, int m, struct err *e)
+{
+    if (comm_bcast(r->conf.comm, r->d, r->b.sample, (size_t)m * sizeof *r->b.sample) < 0)
+        return FAIL(e, E_CANCELED, "another rank failed");
+    return OK;
+}
+
 static int stamp(struct runner *r, enum stamp which, struct err *e)
 {
     struct op_stamp a = {r->stamps, r->b.step, RING_DEPTH, N_STAMPS, which};
@@ -203,6 +211,7 @@ static int verify(struct runner *r, const struct graph_key *k, struct err *e)
     TRY(stamp(r, STAMP_VERIFY, e));
     if (shape->ratio)
         TRY(reject(r, k->reqs, e));
+    TRY(agree(r, k->rows, e));
     struct spec_step st = spec_step(r, k->reqs, k->rows, shape->rows, false);
     TRY(spec_accept(&r->spec_env, &st, e));
     if (shape->topk > 1)
@@ -442,12 +451,72 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
         RUN(r, gather, &ga);
         TRY(model_logits(r->model, b->hidden_out, m, b->logits, e));
         TRY(sample_rows(r, b->gather, m, e));
+        TRY(agree(r, m, e));
     }
     struct spec_step st = spec_step(r, s->n_chunk, s->n_row, longest, true);
     TRY(spec_accept(&r->spec_env, &st, e));
     if (drafted && r->algo->prefill)
         TRY(r->algo->prefill(r->spec, &st, s->depth, e));
     return scored ? score_prompt(r, s, e) : OK;
+}
+
+/* The parts of a step that the scheduler fills, and how many elements of each count. */
+#define STEP_LISTS(X)                                                                              \
+    X(stop, n_stop)                                                                                \
+    X(start, n_start)                                                                              \
+    X(set, n_set)                                                                                  \
+    X(req_slot, n_req)                                                                             \
+    X(req_gen, n_req) X(req_cap, n_req) X(chunk, n_chunk) X(tok, n_row) X(score_tok, n_row)
+
+void runner_step_copy(struct step *to, const struct step *from)
+{
+    to->no = from->no;
+    to->n_stop = from->n_stop;
+    to->n_start = from->n_start;
+    to->n_set = from->n_set;
+    to->n_req = from->n_req;
+    to->rows_max = from->rows_max;
+    to->n_draft = from->n_draft;
+    to->depth = from->depth;
+    to->n_chunk = from->n_chunk;
+    to->n_row = from->n_row;
+#define COPY(list, n) memcpy(to->list, from->list, (size_t)from->n * sizeof *to->list);
+    STEP_LISTS(COPY)
+#undef COPY
+}
+
+static uint64_t hash(uint64_t h, const void *p, size_t bytes)
+{
+    const unsigned char *s = p;
+    for (; bytes >= sizeof h; bytes -= sizeof h, s += sizeof h) {
+        uint64_t w;
+        memcpy(&w, s, sizeof w);
+        h = (h ^ w) * 0x9e3779b97f4a7c15ull;
+        h ^= h >> 32;
+    }
+    while (bytes--)
+        h = (h ^ *s++) * 0x100000001b3ull;
+    return h;
+}
+
+/* Every rank must have been given the same step: what differs would leave a rank waiting in a
+ * collective that the others do not enter. */
+static int same_step(struct runner *r, const struct step *s, struct err *e)
+{
+    struct comm *c = r->conf.comm;
+    if (!c)
+        return OK;
+    int64_t sizes[] = {s->no,       s->n_stop,  s->n_start, s->n_set,   s->n_req,
+                       s->rows_max, s->n_draft, s->depth,   s->n_chunk, s->n_row};
+    uint64_t h = hash(0xcbf29ce484222325ull, sizes, sizeof sizes);
+#define HASH(list, n) h = hash(h, s->list, (size_t)s->n * sizeof *s->list);
+    STEP_LISTS(HASH)
+#undef HASH
+    int ret = c->ops->same(c, h);
+    if (ret == E_DEVICE)
+        return FAIL(e, ret, "rank %d was given another step %lld than rank 0", c->rank,
+                    (long long)s->no);
+    return ret < 0 ? FAIL(e, ret, "another rank failed") : OK;
 }
 
 int runner_submit(struct runner *r, struct step *s)
@@ -461,6 +530,7 @@ int runner_submit(struct runner *r, struct step *s)
     s->submit_us = clock_us();
     s->head[1] = s->no;
     int ret = OK;
+    TRY_OUT(same_step(r, s, e));
     TRY_OUT(copy_in(r, r->b.step, &s->head[1], 1, sizeof s->no, e));
     TRY_OUT(apply_updates(r, s, e));
     if (s->n_req)
@@ -471,6 +541,8 @@ int runner_submit(struct runner *r, struct step *s)
 out:
     if (ret < 0 && e->code == 0)
         FAIL(e, ret, "the device failed");
+    if (ret < 0)
+        comm_poison(r->conf.comm); /* the others must not wait for us */
     return ret;
 }
 

@@ -61,6 +61,8 @@ void runner_close(struct runner *r); /* also of a half-opened one */
 /* Staging blocks with the capacities of the configuration. */
 int runner_step_init(struct runner *r, struct step *s, struct err *e);
 void runner_step_done(struct runner *r, struct step *s);
+/* What the scheduler filled, into another rank's block. */
+void runner_step_copy(struct step *to, const struct step *from);
 /* Issues the step's work. Returns at once on a GPU, when the work is done on the CPU device; a
  * failure is in s->err as well. */
 int runner_submit(struct runner *r, struct step *s);

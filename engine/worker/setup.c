@@ -103,6 +103,7 @@ static int open_drafter(struct runner *r, const struct worker_conf *c, const str
     r->spec_env.slots.n_slot = c->slots_max + 1; /* the arrays come with the batch */
     TRY(r->algo->shape(&r->spec_env.shape, &c->spec, &r->info.model,
                        r->drafter ? &r->info.draft : NULL, e));
+    r->info.copy_bytes = (int64_t)(r->info.model.copy_bytes + r->info.draft.copy_bytes);
     r->info.spec_name = r->algo->name;
     r->info.spec = r->spec_env.shape;
     r->info.spec_model = r->algo->propose != NULL;
@@ -115,13 +116,22 @@ int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e)
     *r = (struct runner){.conf = *c};
     r->conf.model_dir = r->conf.device = r->conf.attention_backend = NULL;
     TRY(open_device(r, c, e));
-    struct model_conf mc = {
-        .path = c->model_dir, .dummy = c->dummy, .n_layer = c->n_layer, .threads = c->threads};
+    struct model_conf mc = {.path = c->model_dir,
+                            .dummy = c->dummy,
+                            .n_layer = c->n_layer,
+                            .threads = c->threads,
+                            .comm = c->comm};
+    if (c->comm && r->ops != &dev_cpu)
+        return FAIL(e, E_UNSUPPORTED,
+                    "tensor_parallel_size is %d, but device %s has no communicator: it runs one "
+                    "rank",
+                    c->comm->world, r->ops->name);
     TRY(model_open_conf(&r->model, &mc, e));
     enum dtype kv_type = c->kv_dtype ? c->kv_dtype : r->ops->kv_dtype;
     model_kv_dtype(r->model, kv_type);
     r->info.model = *model_info(r->model);
     r->info.device = r->ops->name;
+    r->info.world = comm_world(c->comm);
     return open_drafter(r, c, &mc, kv_type, e);
 }
 

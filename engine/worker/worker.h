@@ -1,4 +1,6 @@
-/* The worker: the one thread that owns the device, the weights, the KV memory and the graphs.
+/* The worker: the one thread that owns the device, the weights, the KV memory and the graphs. With
+ * tensor parallelism it is a group of such threads, one a rank; every rank gets a copy of the same
+ * step, and rank 0's results are the step's.
  *
  * The scheduler hands it steps; every step is a staging block whose ownership travels with it. Two
  * blocks exist, so the scheduler fills one while the device runs the other. Commands are executed
@@ -23,8 +25,10 @@ struct worker_conf {
     const char *model_dir, *device; /* "auto" or a device name */
     bool dummy;                     /* generated weights (struct model_conf) */
     int n_layer;                    /* of them; 0: all */
-    int threads;
-    int reqs_max; /* requests of one decode step; slots are 1..slots_max */
+    int threads;                    /* of all ranks together */
+    int world;                      /* ranks; 0, 1: one */
+    struct comm *comm;              /* of the rank that is opened; worker_open makes them */
+    int reqs_max;                   /* requests of one decode step; slots are 1..slots_max */
     int slots_max;
     int prefill_rows_max; /* rows of one prefill pass */
     int len_max;          /* tokens of one request, prompt and output */
@@ -96,6 +100,9 @@ struct worker_info {
     bool spec_adapt;                     /* the method was left to us, and so is its depth */
     int64_t draft_bytes, draft_kv_bytes; /* the drafter's parts of workspace_bytes and kv_bytes */
     struct model_info draft;             /* of the drafter; family NULL: none */
+    int64_t copy_bytes; /* of weights that a rank's model copies (its column shards) */
+    int world; /* ranks; bytes of KV, copies and workspace are one rank's in a runner's numbers, all
+                  ranks' in a worker's */
     int n_graph;
     double load_s, record_s;
     const char *device;

@@ -228,6 +228,11 @@ def test_cli():
     assert r.returncode == 0 and r.stdout.strip(), r.stderr
     again = run("generate", "--model", DEMO, "--prompt", "The shell reads", "--max-tokens", 12, "--temperature", 0)
     assert again.stdout == r.stdout
+    ranks = run("generate", "--model", DEMO, "--prompt", "The shell reads", "--max-tokens", 12, "--temperature", 0,
+                "--tensor-parallel-size", 2)
+    assert ranks.stdout == r.stdout, ranks.stderr
+    odd = run("generate", "--model", DEMO, "--prompt", "x", "--tensor-parallel-size", 3)
+    assert odd.returncode != 0 and "'num_attention_heads' 8" in odd.stderr and "3 ranks" in odd.stderr
     chat = run("generate", "--model", DEMO, "--chat", "--prompt", "What is 12 + 30?", "--max-tokens", 24, "--temperature", 0)
     assert chat.returncode == 0 and chat.stdout.strip()
     t = run("tokenize", "--model", DEMO, input="Hello world")
