@@ -10,6 +10,7 @@
  * feature a slot, that of the last prompt token consumed, for the first row of the next chunk. */
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/batch/pieces.h"
 #include "speculative/algos.h"
 
 struct spec {
@@ -40,36 +41,14 @@ struct spec {
 
 enum { PIECES_MAX = 40 };
 
-struct piece {
-    void **p;
-    size_t bytes;
-};
-
 static int pieces(struct spec *s, struct piece *out)
 {
     const struct spec_env *v = &s->env;
     size_t R = (size_t)s->rows_max, B = (size_t)v->reqs_max, F = (size_t)s->net.feat;
     size_t H = (size_t)s->net.hidden, S = (size_t)v->slots.n_slot;
     int n = 0;
-#define ADD(ptr, count)                                                                            \
-    out[n++] = (struct piece)                                                                      \
-    {                                                                                              \
-        (void **)&(ptr), mem_mul((count), sizeof *(ptr))                                           \
-    }
-    struct row_arrays *r = &s->row;
-    ADD(r->tok, R);
-    ADD(r->slot, R);
-    ADD(r->pos, R);
-    ADD(r->req, R);
-    ADD(r->at, R);
-    ADD(r->parent, R);
-    ADD(r->anc, R);
-    ADD(r->row0, R);
-    for (int g = 0; g < s->net.n_group; g++) {
-        ADD(r->first[g], R);
-        ADD(r->last[g], R);
-        ADD(r->wslot[g], R);
-    }
+#define ADD(ptr, count) out[n++] = PIECE(ptr, count, DEV_MEM_DEVICE)
+    n += pieces_rows(&s->row, R, s->net.n_group, out + n);
     ADD(s->tree.tok, B * LIM_DRAFT_NODES);
     ADD(s->tree.parent, B * LIM_DRAFT_NODES);
     ADD(s->tree.score, B * LIM_DRAFT_NODES);
@@ -81,12 +60,10 @@ static int pieces(struct spec *s, struct piece *out)
     ADD(s->keep_slot, B);
     ADD(s->hidden, R * H);
     ADD(s->hidden_tail, B * H);
-    if (F) {
-        ADD(s->source, (R + S) * F);
-        ADD(s->feat, R * F);
-        ADD(s->feat_out, R * F);
-        ADD(s->keep, B * F);
-    }
+    ADD(s->source, (R + S) * F); /* without features: none of these */
+    ADD(s->feat, R * F);
+    ADD(s->feat_out, R * F);
+    ADD(s->keep, B * F);
 #undef ADD
     CHECK(n <= PIECES_MAX);
     return n;
@@ -110,18 +87,13 @@ static size_t draft_bytes(const struct spec_env *env)
     struct spec s;
     struct piece p[PIECES_MAX];
     begin(&s, env);
-    size_t sum = 0;
-    for (int i = 0, n = pieces(&s, p); i < n; i++)
-        sum += p[i].bytes;
-    return sum;
+    return pieces_bytes(p, pieces(&s, p));
 }
 
 static void draft_close(struct spec *s)
 {
     struct piece p[PIECES_MAX];
-    for (int i = 0, n = pieces(s, p); i < n; i++)
-        if (*p[i].p)
-            s->env.ops->free(s->env.d, *p[i].p);
+    pieces_free(p, pieces(s, p), s->env.ops, s->env.d);
     mem_free(s);
 }
 
@@ -130,12 +102,10 @@ static int draft_open(struct spec **out, const struct spec_env *env, struct err 
     struct spec *s = MEM_NEW(struct spec);
     struct piece p[PIECES_MAX];
     begin(s, env);
-    for (int i = 0, n = pieces(s, p); i < n; i++) {
-        int r = env->ops->alloc(env->d, p[i].p, p[i].bytes, DEV_MEM_DEVICE, e);
-        if (r < 0) {
-            draft_close(s);
-            return r;
-        }
+    int r = pieces_alloc(p, pieces(s, p), env->ops, env->d, e);
+    if (r < 0) {
+        mem_free(s);
+        return r;
     }
     *out = s;
     return OK;

@@ -1,15 +1,8 @@
-/* Allocation of the step's device arrays from one table, so that sizes, the memory plan and the
- * release cannot disagree. Worker thread. */
+/* The step's device arrays. Worker thread. */
 #include "engine/batch/batch.h"
 
 #include "engine/base/check.h"
-#include "engine/base/mem.h"
-
-struct piece {
-    void **p;
-    size_t n, size;
-    enum dev_mem kind;
-};
+#include "engine/batch/pieces.h"
 
 enum { PIECES_MAX = 80 };
 
@@ -19,16 +12,8 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
     size_t M = (size_t)c->logits_max, V = (size_t)c->vocab, H = (size_t)c->hidden;
     size_t ring = (size_t)c->ring_depth * B;
     int n = 0;
-#define ADD(ptr, count)                                                                            \
-    out[n++] = (struct piece)                                                                      \
-    {                                                                                              \
-        (void **)&(ptr), (count), sizeof *(ptr), DEV_MEM_DEVICE                                    \
-    }
-#define ADD_PINNED(ptr, count)                                                                     \
-    out[n++] = (struct piece)                                                                      \
-    {                                                                                              \
-        (void **)&(ptr), (count), sizeof *(ptr), DEV_MEM_PINNED                                    \
-    }
+#define ADD(ptr, count) out[n++] = PIECE(ptr, count, DEV_MEM_DEVICE)
+#define ADD_PINNED(ptr, count) out[n++] = PIECE(ptr, count, DEV_MEM_PINNED)
     struct slot_arrays *s = &b->slots;
     ADD(s->gen, S);
     ADD(s->live, S);
@@ -45,20 +30,7 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
     ADD(s->seen, S * ((V + 31) / 32));
     ADD(s->count, S * V);
     ADD(s->params, S);
-    struct row_arrays *r = &b->rows;
-    ADD(r->tok, R);
-    ADD(r->slot, R);
-    ADD(r->pos, R);
-    ADD(r->req, R);
-    ADD(r->at, R);
-    ADD(r->parent, R);
-    ADD(r->anc, R);
-    ADD(r->row0, R);
-    for (int g = 0; g < c->n_group; g++) {
-        ADD(r->first[g], R);
-        ADD(r->last[g], R);
-        ADD(r->wslot[g], R);
-    }
+    n += pieces_rows(&b->rows, R, c->n_group, out + n);
     ADD(b->req_slot, B);
     ADD(b->req_gen, B);
     ADD(b->req_cap, B);
@@ -98,10 +70,7 @@ size_t batch_bytes(const struct batch_conf *c)
     struct batch b = {0};
     struct piece p[PIECES_MAX];
     int n = pieces(&b, c, p);
-    size_t sum = 0;
-    for (int i = 0; i < n; i++)
-        sum += mem_mul(p[i].n, p[i].size);
-    return sum;
+    return pieces_bytes(p, n);
 }
 
 int batch_open(struct batch *b, const struct batch_conf *c, const struct dev_ops *ops,
@@ -113,24 +82,11 @@ int batch_open(struct batch *b, const struct batch_conf *c, const struct dev_ops
     b->slots.len_max = c->len_max;
     b->slots.vocab = c->vocab;
     struct piece p[PIECES_MAX];
-    int n = pieces(b, c, p);
-    for (int i = 0; i < n; i++) {
-        int r = ops->alloc(d, p[i].p, mem_mul(p[i].n, p[i].size), p[i].kind, e);
-        if (r < 0) {
-            batch_close(b, ops, d);
-            return r;
-        }
-    }
-    return OK;
+    return pieces_alloc(p, pieces(b, c, p), ops, d, e);
 }
 
 void batch_close(struct batch *b, const struct dev_ops *ops, struct dev *d)
 {
     struct piece p[PIECES_MAX];
-    int n = pieces(b, &b->c, p);
-    for (int i = 0; i < n; i++) {
-        if (*p[i].p)
-            ops->free(d, *p[i].p);
-        *p[i].p = NULL;
-    }
+    pieces_free(p, pieces(b, &b->c, p), ops, d);
 }
