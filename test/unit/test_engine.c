@@ -16,8 +16,7 @@
 #include "engine/base/rng.h"
 #include "engine/base/thread.h"
 #include "engine/engine.h"
-#include "test/model/gen.h"
-#include "test/unit/sched_text.h"
+#include "test/unit/engine_rig.h"
 
 #ifdef __SANITIZE_THREAD__ /* an order slower: fewer streams, one family */
 enum { REQS = 16, FAMILIES = 1, ROUNDS = 2 };
@@ -42,47 +41,25 @@ struct got {
 struct rig {
     struct engine *g;
     struct got got[REQS + 1]; /* by id, from 1 */
-    pthread_mutex_t lock;     /* guards `woken` */
-    pthread_cond_t more;
-    bool woken;
+    struct waker waker;
 };
 
 static struct gen model;
 
 static void model_make(const char *name)
 {
-    gen_open(&model, name);
-    gen_write(&model, 1);
-    struct buf b;
-    buf_init(&b, 0);
-    sched_text_json(&b);
-    char path[300];
-    snprintf(path, sizeof path, "%s/tokenizer.json", model.dir);
-    FILE *f = fopen(path, "wb");
-    ck_assert(f && fwrite(b.p, 1, b.len, f) == b.len);
-    fclose(f);
-    buf_done(&b);
-}
-
-static void on_wake(void *ud)
-{
-    struct rig *m = ud;
-    mutex_lock(&m->lock);
-    m->woken = true;
-    cond_signal(&m->more);
-    mutex_unlock(&m->lock);
+    rig_model(&model, name);
 }
 
 static struct rig *rig_open(struct engine_conf c)
 {
     struct rig *m = MEM_NEW(struct rig);
     struct err e = {0};
-    mutex_init(&m->lock);
-    cond_init(&m->more);
+    waker_init(&m->waker);
     c.model = model.dir;
     if (!c.threads)
         c.threads = 1;
-    ck_assert_msg(engine_open(&m->g, &c, on_wake, m, &e) == OK, "%s", e.text);
+    ck_assert_msg(engine_open(&m->g, &c, waker_wake, &m->waker, &e) == OK, "%s", e.text);
     return m;
 }
 
@@ -91,8 +68,7 @@ static void rig_close(struct rig *m)
     engine_close(m->g);
     for (int i = 0; i <= REQS; i++)
         buf_done(&m->got[i].text);
-    mutex_done(&m->lock);
-    cond_done(&m->more);
+    waker_done(&m->waker);
     mem_free(m);
 }
 
@@ -130,11 +106,7 @@ static void poll(struct rig *m)
 /* Waits for a wake-up, then polls. */
 static void wait_poll(struct rig *m)
 {
-    mutex_lock(&m->lock);
-    if (!m->woken)
-        ck_assert(cond_wait_us(&m->more, &m->lock, 60000000) || m->woken);
-    m->woken = false;
-    mutex_unlock(&m->lock);
+    waker_wait(&m->waker);
     poll(m);
 }
 

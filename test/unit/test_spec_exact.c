@@ -20,9 +20,8 @@
 #include "engine/base/rng.h"
 #include "engine/base/thread.h"
 #include "engine/engine.h"
-#include "test/model/gen.h"
 #include "test/model/heads.h"
-#include "test/unit/sched_text.h"
+#include "test/unit/engine_rig.h"
 #include "test/unit/spec_drafters.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -47,9 +46,7 @@ struct got {
 struct rig {
     struct engine *g;
     struct got got[REQS];
-    pthread_mutex_t lock; /* guards `woken` */
-    pthread_cond_t more;
-    bool woken;
+    struct waker waker;
 };
 
 static struct gen model;
@@ -58,38 +55,20 @@ static struct buf truth_text[REQS];
 
 static void model_make(const char *name)
 {
-    gen_open(&model, name);
-    if (!model.config)
-        return; /* it lies in the tree, vocabulary included */
-    gen_write(&model, 1);
-    struct buf b;
-    buf_init(&b, 0);
-    sched_text_json(&b);
-    gen_put(&model, "tokenizer.json", b.p, b.len);
-    buf_done(&b);
-}
-
-static void on_wake(void *ud)
-{
-    struct rig *m = ud;
-    mutex_lock(&m->lock);
-    m->woken = true;
-    cond_signal(&m->more);
-    mutex_unlock(&m->lock);
+    rig_model(&model, name);
 }
 
 static struct rig *rig_open(struct engine_conf c)
 {
     struct rig *m = MEM_NEW(struct rig);
     struct err e = {0};
-    mutex_init(&m->lock);
-    cond_init(&m->more);
+    waker_init(&m->waker);
     c.model = model.dir;
     c.device = "cpu";
     c.spec_check_off = true; /* the drafters here are bad on purpose */
     c.threads = c.threads ? c.threads : 1;
     c.max_model_len = c.max_model_len ? c.max_model_len : 128;
-    ck_assert_msg(engine_open(&m->g, &c, on_wake, m, &e) == OK, "%s", e.text);
+    ck_assert_msg(engine_open(&m->g, &c, waker_wake, &m->waker, &e) == OK, "%s", e.text);
     return m;
 }
 
@@ -102,8 +81,7 @@ static void rig_close(struct rig *m)
     engine_close(m->g);
     for (int i = 0; i < REQS; i++)
         buf_done(&m->got[i].text);
-    mutex_done(&m->lock);
-    cond_done(&m->more);
+    waker_done(&m->waker);
     mem_free(m);
 }
 
@@ -140,11 +118,7 @@ static void poll(struct rig *m)
 static void finish_all(struct rig *m)
 {
     while (engine_active(m->g)) {
-        mutex_lock(&m->lock);
-        if (!m->woken)
-            ck_assert(cond_wait_us(&m->more, &m->lock, 60000000) || m->woken);
-        m->woken = false;
-        mutex_unlock(&m->lock);
+        waker_wait(&m->waker);
         poll(m);
     }
     poll(m);
