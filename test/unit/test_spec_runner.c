@@ -21,6 +21,8 @@ static const struct drv_conf variants[] = {
     {.target = "qwen3", .method = "eagle3", .draft = "head", .steps = 3, .topk = 3, .tokens = 12},
     {.target = "llama3", .method = "draft-model", .draft = "self", .steps = 2},
     {.target = "llama3", .method = "draft-model", .draft = "self", .steps = 3, .topk = 3},
+    {.target = "qwen3-window", .method = "draft-model", .draft = "self", .steps = 3},
+    {.target = "qwen3-window", .method = "draft-model", .draft = "self", .steps = 3, .topk = 2},
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants, ALL = 0x7e, OUT = 24 };
 
