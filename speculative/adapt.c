@@ -74,6 +74,20 @@ static bool all_known(const struct adapt *a, int size)
     return true;
 }
 
+/* No drafts are best at the nearest smaller size that is known: at more requests a step's time
+ * grows with its rows all the more, so there is no hurry to try. */
+static bool hopeless(const struct adapt *a, int size)
+{
+    while (--size >= 0)
+        if (all_known(a, size)) {
+            for (int i = 1; i < a->n; i++)
+                if (expected(a, i) / a->us[size][i] > 1 / a->us[size][0])
+                    return false;
+            return true;
+        }
+    return false;
+}
+
 /* A choice whose time is not known yet at this size, else the next in turn. */
 static int trial_of(const struct adapt *a, int size)
 {
@@ -133,7 +147,10 @@ int adapt_depth(struct adapt *a, int reqs)
     }
     a->now = best_of(a, size);
     if (!all_known(a, size)) {
-        int soon = bounded((double)SOON * (1 << a->in_vain[size]), SOON);
+        bool no = hopeless(a, size);
+        int soon = no ? PERIOD : bounded((double)SOON * (1 << a->in_vain[size]), SOON);
+        if (no && a->count[size][a->now] < COUNT_MIN)
+            a->now = 0;
         a->wait = a->wait < soon ? a->wait : soon;
     }
     if (--a->wait > 0)
