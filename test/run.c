@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,6 +29,23 @@ static const struct {
 };
 
 static const int n_suites = (int)(sizeof suites / sizeof suites[0]);
+
+/* Long ones come first, so that no worker is left with one when the others are done. */
+static const char *const long_ones[] = {"suite_spec_exact",  "suite_attn",      "suite_ops",
+                                        "suite_spec_runner", "suite_attn_tree", "suite_tokenizer"};
+
+static int place_of(int i)
+{
+    for (int k = 0; k < (int)(sizeof long_ones / sizeof long_ones[0]); k++)
+        if (!strcmp(suites[i].name, long_ones[k]))
+            return k;
+    return n_suites + i;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    return place_of(*(const int *)a) - place_of(*(const int *)b);
+}
 
 static struct shared { /* between the workers */
     atomic_int next, ran, failed;
@@ -67,8 +85,12 @@ static void worker(int keep, int out, int lock)
 {
     dup2(keep, 1);
     dup2(keep, 2);
+    int order[sizeof suites / sizeof suites[0]];
+    for (int i = 0; i < n_suites; i++)
+        order[i] = i;
+    qsort(order, (size_t)n_suites, sizeof *order, by_place);
     for (int i; (i = atomic_fetch_add(&all->next, 1)) < n_suites;) {
-        run_suite(i);
+        run_suite(order[i]);
         if (lockf(lock, F_LOCK, 0))
             perror("lockf");
         copy_out(keep, out);

@@ -12,6 +12,7 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "test/ops/util.h"
+#include "test/model/gen.h" /* SANITIZED */
 
 /* Rows: for each request `lens` positions of which the last few are this call's rows. */
 static void scene_rows(struct scene *s, struct rng *r, int window, bool prefill)
@@ -129,6 +130,8 @@ static void check_backend(const struct attn_backend *b, enum attn_kind kind,
                 /* every role and mask once with the first shape, all shapes for two roles */
                 if (i > 0 && role != TGT_PREFILL && role != TGT_VERIFY)
                     continue;
+                if (SANITIZED && i > 0 && (i + role + mask) % 3)
+                    continue; /* figures are checked in release; here, that it stays in bounds */
                 if (role == TGT_PREFILL && mask != MASK_RANGE)
                     continue; /* up to 41 rows of one request: trees are checked in verify */
                 int window = i == 1 ? 37 : 0;
@@ -180,7 +183,7 @@ START_TEST(hidden_values)
         float *clean = mem_alloc(no * sizeof *clean), *out = mem_alloc(no * sizeof *out);
         int compared = 0, touched = 0;
         for (int req = 1; req < REQS; req++)
-            for (int back = 0; back < 6; back++) {
+            for (int back = 0; back < 6; back += 1 + SANITIZED) {
                 int last = 0;
                 for (int i = 0; i < s.rows; i++)
                     last = s.slot[i] == req ? s.last[i] : last;
@@ -214,8 +217,8 @@ START_TEST(hidden_values)
                 r.s = 31;
                 s = scene_make(&r, h, kind, (enum attn_mask)mask, 0, mask == MASK_RANGE, false);
             }
-        ck_assert_int_gt(compared, 20);
-        ck_assert_int_gt(touched, 20);
+        ck_assert_int_gt(compared, 20 / (1 + SANITIZED));
+        ck_assert_int_gt(touched, 20 / (1 + SANITIZED));
         mem_free(clean);
         mem_free(out);
         scene_free(&s);
