@@ -117,6 +117,8 @@ static void on_stats(void *ud, const struct sched_stats *t)
     mutex_lock(&g->lock);
     g->stats = *t;
     mutex_unlock(&g->lock);
+    if (o == t && !t->in_flight)
+        spec_wake(&g->waiter);
 }
 
 /* Where the device's time of a decode step went, by the clock stamps inside its launch. */
@@ -286,6 +288,19 @@ static void set_wake(struct engine *g, engine_wake *wake, void *ud)
     mutex_unlock(&g->lock);
 }
 
+/* After the check's last event a step may still be in flight, planned before that event was known.
+ */
+static void wait_idle(struct engine *g)
+{
+    for (bool idle = false; !idle;) {
+        mutex_lock(&g->lock);
+        idle = !g->stats.in_flight;
+        mutex_unlock(&g->lock);
+        if (!idle)
+            spec_wait(&g->waiter);
+    }
+}
+
 /* A drafter below the floor is refused when it was asked for, and left alone when it was found. */
 static int check_drafter(struct engine *g, const struct engine_conf *c, struct err *e)
 {
@@ -301,6 +316,7 @@ static int check_drafter(struct engine *g, const struct engine_conf *c, struct e
     set_wake(g, spec_wake, &g->waiter);
     __atomic_store_n(&g->checking, true, __ATOMIC_RELEASE);
     int ret = spec_check(g, &g->waiter, &k, e);
+    wait_idle(g);
     __atomic_store_n(&g->checking, false, __ATOMIC_RELEASE);
     set_wake(g, NULL, NULL);
     if (ret < 0)

@@ -74,7 +74,7 @@ void spec_wake(void *waiter)
     mutex_unlock(&w->lock);
 }
 
-static void wait_events(struct spec_waiter *w)
+void spec_wait(struct spec_waiter *w)
 {
     mutex_lock(&w->lock);
     while (!w->woken)
@@ -90,7 +90,7 @@ static int wait_done(struct engine *g, struct spec_waiter *w, int n, struct gen_
 {
     int ret = OK;
     while (n > 0) {
-        wait_events(w);
+        spec_wait(w);
         for (struct gen_evt *v = engine_poll(g), *next; v; v = next) {
             next = v->next;
             if (v->kind == EVT_DONE) {

@@ -22,6 +22,7 @@ struct spec_waiter {
 void spec_waiter_init(struct spec_waiter *w);
 void spec_waiter_done(struct spec_waiter *w);
 void spec_wake(void *waiter);
+void spec_wait(struct spec_waiter *w); /* until woken; it may have been before */
 /* Runs a few requests and waits for them; nobody else may poll meanwhile. */
 int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e);
 

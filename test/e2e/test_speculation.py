@@ -309,6 +309,16 @@ def test_counts(mtp):
         assert grown("specd_spec_part_seconds_total", part=part) > 0, part
 
 
+def test_self_check_is_in_no_metric():
+    """Also not its last step, which may come back after the check's last answer."""
+    names = ("specd_engine_steps_total", "specd_engine_step_seconds_count", "specd_engine_step_tokens_count", "specd_spec_",
+             "specd_prompt_tokens_total", "specd_generation_tokens_total")
+    for _ in range(4):
+        with start("mtp") as s:
+            counts = [line for line in s.get("/metrics").text.splitlines() if line.startswith(names)]
+            assert len(counts) > 20 and not [c for c in counts if not c.endswith(" 0")]
+
+
 def test_every_method_by_its_name(pair):
     _, on = pair
     name = on.metrics().series["specd_config_info"][0][0]["spec_method"]
