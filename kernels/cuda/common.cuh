@@ -17,6 +17,8 @@ extern "C" {
 #include "kernels/cuda/stream.h"
 }
 
+#include "kernels/cuda/launch.cuh"
+
 struct cuda_block {
     void *p;
     bool pinned;

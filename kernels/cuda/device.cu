@@ -324,3 +324,8 @@ extern "C" void cuda_dev_count_launch(struct dev *d)
 {
     d->counts.launches += !d->recording;
 }
+
+extern "C" bool cuda_dev_early(const struct dev *d)
+{
+    return SPECD_CUDA_ARCH >= 90 && d->sm == SPECD_CUDA_ARCH;
+}

@@ -6,5 +6,6 @@
 
 void *cuda_dev_stream(struct dev *d); /* cudaStream_t */
 void cuda_dev_count_launch(struct dev *d);
+bool cuda_dev_early(const struct dev *d); /* see kernels/cuda/launch.cuh */
 
 #endif
