@@ -49,6 +49,37 @@ struct op_matmul {
     bool accumulate;
 };
 
+/* Up to three products of the same rows: y = norm.p ? rmsnorm(x, norm, eps) : x (see op_rmsnorm),
+ * out[i][r,n] = (sum_k y[r,k] w[i][n,k]) + bias[i][n]. The outputs must not overlap x or each
+ * other. */
+struct op_proj {
+    const float *x;     /* [R,K] */
+    struct weight norm; /* [1,K]; p NULL: none */
+    float *y;           /* [R,K] dense scratch, undefined afterwards; unused without a norm */
+    int rows, n;        /* n: products, 1 to 3 */
+    int64_t ldx;
+    float eps;
+    struct weight w[3];    /* [N_i,K] */
+    struct weight bias[3]; /* [1,N_i]; p NULL: none */
+    float *out[3];
+    int64_t ldo[3];
+};
+
+/* Gated MLP: out[r,:] += down(silu(gate y) * up y) with a bias after each product, y as in op_proj.
+ * x and out may be the same memory. */
+struct op_mlp {
+    float *out;         /* [R,H] */
+    const float *x;     /* [R,K] */
+    struct weight norm; /* [1,K]; p NULL: none */
+    float *y;           /* [R,K] dense scratch, undefined afterwards; unused without a norm */
+    struct weight gate, up, down;       /* [I,K], [I,K], [H,I] */
+    struct weight gate_b, up_b, down_b; /* p NULL: none */
+    float *g, *u;                       /* [R,I] dense scratch, undefined afterwards */
+    int rows;
+    int64_t ldx, ldo;
+    float eps;
+};
+
 /* Per-head products with blocks of one weight (MLA absorption). Head h uses the rows
  * [h*w_head_stride + w_row0, … + n_rows) of w, whose width is w.k.
  * transposed = false: out_h[i] = sum_j x_h[j] w[row0+i][j],   i < n_rows, j < w.k   (o = W_UV
@@ -510,7 +541,7 @@ struct op_stamp {
 /* clang-format off */
 #define OP_LIST(X)                                                                                 \
     X(embed)                                                                                       \
-    X(rmsnorm) X(matmul) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
+    X(rmsnorm) X(matmul) X(proj) X(mlp) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
             X(score) X(accept) X(reject) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick)               \
                 X(draft_build) X(draft_ngram) X(spec_note) X(stamp)

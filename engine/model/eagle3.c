@@ -377,9 +377,10 @@ static int eagle3_forward(void *priv, const struct fwd *f, struct err *e)
         TRY(run_norm(&o, ws->x, f->feat, &m->hidden_norm, h, m->eps));
     else
         TRY(run_copy(&o, ws->x, f->feat, h));
-    TRY(run_gqa(&o, &m->at, &m->attn, &ws->at, ws->pair, ws->x, f, 0, 0, e));
-    TRY(run_norm(&o, ws->y, ws->x, &m->post_norm, h, m->eps));
-    TRY(run_mlp(&o, &m->mlp, &ws->mlp, h, ws->y, ws->x));
+    TRY(run_gqa(&o, &m->at, &m->attn, &ws->at, &(struct rows_in){.x = ws->pair}, ws->x, f, 0, 0,
+                e));
+    const struct rows_in in = {ws->x, &m->post_norm, m->eps, ws->y};
+    TRY(run_mlp(&o, &m->mlp, &ws->mlp, h, &in, ws->x));
     TRY(run_norm(&o, f->hidden, ws->x, &m->norm, h, m->eps));
     return f->feat_out ? run_copy(&o, f->feat_out, m->norm_output ? f->hidden : ws->x, h) : OK;
 }

@@ -139,15 +139,15 @@ static int head_norm(const struct on *o, const struct gqa_conf *g, float *x, int
 }
 
 int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
-            const struct gqa_ws *ws, const float *y, float *x, const struct fwd *f, int group,
-            int index, struct err *e)
+            const struct gqa_ws *ws, const struct rows_in *in, float *x, const struct fwd *f,
+            int group, int index, struct err *e)
 {
     const struct kv_view *kv = &f->kv[group];
     int nk = g->n_kv * g->hd;
     void *keys = kv_layer(kv, kv->k, index, nk), *values = kv_layer(kv, kv->v, index, nk);
-    TRY(run_matmul(o, ws->q, y, &l->q, &l->qb, false));
-    TRY(run_matmul(o, ws->k, y, &l->k, &l->kb, false));
-    TRY(run_matmul(o, ws->v, y, &l->v, &l->vb, false));
+    const struct proj_out qkv[3] = {
+        {ws->q, &l->q, &l->qb}, {ws->k, &l->k, &l->kb}, {ws->v, &l->v, &l->vb}};
+    TRY(run_proj(o, in, qkv, 3));
     if (l->q_norm.p) {
         TRY(head_norm(o, g, ws->q, g->n_head, &l->q_norm));
         TRY(head_norm(o, g, ws->k, g->n_kv, &l->k_norm));

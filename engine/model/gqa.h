@@ -38,10 +38,10 @@ struct kv_group gqa_group(const struct gqa_conf *g, int n_layer, int window);
 void gqa_need(const struct gqa_conf *g, enum role role, int window, int q_len_max,
               struct attn_need *out);
 
-/* x[R, hidden] += o(attention of y[R, in]); writes the rows' keys and values to layer `index` of
- * `group` first. */
+/* x[R, hidden] += o(attention of the rows `in`); writes the rows' keys and values to layer `index`
+ * of `group` first. */
 int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
-            const struct gqa_ws *ws, const float *y, float *x, const struct fwd *f, int group,
-            int index, struct err *e);
+            const struct gqa_ws *ws, const struct rows_in *in, float *x, const struct fwd *f,
+            int group, int index, struct err *e);
 
 #endif

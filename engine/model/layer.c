@@ -331,27 +331,55 @@ int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, 
     return OK;
 }
 
-static int add_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, const float *y,
-                   float *x)
+int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out *p, int n)
 {
-    TRY(run_matmul(o, ws->gate, y, &m->gate, &m->gate_b, false));
-    TRY(run_matmul(o, ws->up, y, &m->up, &m->up_b, false));
-    TRY(o->op->silu_mul(o->d, &(struct op_silu_mul){.out = ws->gate,
-                                                    .gate = ws->gate,
-                                                    .up = ws->up,
-                                                    .rows = o->rows,
-                                                    .dim = m->inter,
-                                                    .ldg = m->inter,
-                                                    .ldu = m->inter,
-                                                    .ldo = m->inter}));
-    return run_matmul(o, x, ws->gate, &m->down, &m->down_b, true);
+    struct op_proj a = {
+        .x = in->x, .y = in->y, .rows = o->rows, .n = n, .ldx = p[0].w->k, .eps = in->eps};
+    if (in->norm)
+        a.norm = *in->norm;
+    for (int i = 0; i < n; i++) {
+        a.w[i] = *p[i].w;
+        if (p[i].bias)
+            a.bias[i] = *p[i].bias;
+        a.out[i] = p[i].out;
+        a.ldo[i] = p[i].w->n;
+    }
+    return o->op->proj(o->d, &a);
+}
+
+static int add_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws,
+                   const struct rows_in *in, float *x)
+{
+    struct op_mlp a = {.out = x,
+                       .x = in->x,
+                       .y = in->y,
+                       .gate = m->gate,
+                       .up = m->up,
+                       .down = m->down,
+                       .gate_b = m->gate_b,
+                       .up_b = m->up_b,
+                       .down_b = m->down_b,
+                       .g = ws->gate,
+                       .u = ws->up,
+                       .rows = o->rows,
+                       .ldx = m->gate.k,
+                       .ldo = m->down.n,
+                       .eps = in->eps};
+    if (in->norm)
+        a.norm = *in->norm;
+    return o->op->mlp(o->d, &a);
 }
 
 int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, int hidden,
-            const float *y, float *x)
+            const struct rows_in *in, float *x)
 {
+    struct rows_in rows = *in;
+    if (o->comm && in->norm) { /* a rank may have to clear x before it adds to it */
+        TRY(run_norm(o, in->y, in->x, in->norm, hidden, in->eps));
+        rows = (struct rows_in){.x = in->y};
+    }
     TRY(run_part(o, x, hidden));
-    TRY(add_mlp(o, m, ws, y, x));
+    TRY(add_mlp(o, m, ws, &rows, x));
     return run_join(o, x, hidden);
 }
 
@@ -388,6 +416,6 @@ int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
                                                   .experts = c->experts,
                                                   .topk = c->topk}));
     if (c->shared_inter)
-        TRY(add_mlp(o, &m->shared, ws, y, x));
+        TRY(add_mlp(o, &m->shared, ws, &(struct rows_in){.x = y}, x));
     return run_join(o, x, hidden);
 }

@@ -103,14 +103,28 @@ int run_part(const struct on *o, float *x, int hidden);
 int run_join(const struct on *o, float *x, int hidden);
 /* logits[R, V] of the whole head; each rank computes a range of the vocabulary. */
 int run_head(const struct on *o, float *logits, const float *hidden, const struct weight *head);
+/* The rows that products read: x [R, ld = the products' K], or, with a norm, its normalised rows,
+ * for which y is scratch of the same size. */
+struct rows_in {
+    const float *x;
+    const struct weight *norm; /* NULL: none */
+    float eps;
+    float *y;
+};
+struct proj_out { /* out[R, w.n] = rows w^T + bias */
+    float *out;
+    const struct weight *w, *bias; /* bias NULL: none */
+};
+/* `n` (at most 3) products of the same rows. */
+int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out *p, int n);
 /* out[R, hidden] = x[R, hidden] */
 int run_copy(const struct on *o, float *out, const float *x, int hidden);
 /* The taps of a pass that want the residual stream before `layer` (the number of layers: after the
  * last one). */
 int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, int hidden);
-/* x[R, hidden] += mlp(y) */
+/* x[R, hidden] += mlp(in); in->x may be x */
 int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, int hidden,
-            const float *y, float *x);
+            const struct rows_in *in, float *x);
 /* x += experts(y) + shared(y) */
 int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
             const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const float *y,
