@@ -36,9 +36,9 @@ CU_SRC   := $(if $(filter 1,$(CUDA)),$(sort $(shell find kernels attention -name
 SRV_SRC  := $(filter-out server/main.c,$(sort $(shell find server -name '*.c')))
 TEST_SRC := $(sort $(shell find test -name '*.c' -not -path 'test/bench/*' -not -path 'test/real/*' -not -path 'test/gpu/*' -not -path 'test/fuzz/main.c'))
 GPU_SRC  := $(sort $(wildcard test/gpu/*.c))
-BENCH    := $(sort $(wildcard test/bench/*.c))
+BENCH    := $(filter-out test/bench/trace_gpu.c,$(sort $(wildcard test/bench/*.c)))
 HEADERS  := $(sort $(shell find engine kernels attention $(wildcard speculative) server -name '*.h'))
-SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH) $(wildcard test/real/*.c) $(GPU_SRC)
+SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH) test/bench/trace_gpu.c $(wildcard test/real/*.c) $(GPU_SRC)
 obj       = $(patsubst %,$(B)/%.o,$(1))
 
 all: $(B)/specd $(B)/link ## build the daemon: build/specd
@@ -87,6 +87,13 @@ asan tsan: ## the same tests under address+undefined or thread sanitizer
 test-real: ## a real public model against transformers (downloads)
 	sh scripts/test_real.sh
 bench: $(patsubst test/bench/%.c,$(B)/bench_%,$(BENCH)) $(B)/specd ## build the benchmarks (test/bench/README.md)
+trace: $(B)/libtrace_gpu.so ## a library that reports the kernels of any run on a GPU (test/bench/README.md; needs CUPTI)
+CUPTI_LIB = $(firstword $(wildcard $(CUDA_HOME)/lib64/libcupti.so $(CUDA_HOME)/lib/libcupti.so $(CUDA_HOME)/extras/CUPTI/lib64/libcupti.so))
+$(B)/libtrace_gpu.so: test/bench/trace_gpu.c
+	@test -n "$(CUPTI_LIB)" || { echo "no libcupti.so under $(CUDA_HOME)"; exit 1; }
+	@mkdir -p $(@D)
+	$(CC) -std=c17 -D_GNU_SOURCE -O2 -fPIC -shared -Wall -Wextra -I$(CUDA_HOME)/include -I$(CUDA_HOME)/extras/CUPTI/include \
+	  -o $@ $< $(CUPTI_LIB) -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,$(dir $(CUPTI_LIB)) -lstdc++ -lpthread
 fuzz: ## fuzz one parser: make fuzz F=json [FUZZ_SECONDS=60]
 	@test -n "$(F)" || { echo "usage: make fuzz F=NAME, one of: $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))"; exit 2; }
 	@mkdir -p $(BUILD)/fuzz test/fuzz/corpus/$(F)
@@ -106,5 +113,5 @@ clean: ## remove build output
 help: ## this list
 	@sed -nE 's/^([a-z][a-z -]*):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 FORCE:
-.PHONY: all test test-gpu test-real asan tsan bench fuzz check format install clean help FORCE
+.PHONY: all test test-gpu test-real asan tsan bench trace fuzz check format install clean help FORCE
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
