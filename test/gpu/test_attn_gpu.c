@@ -201,8 +201,6 @@ Suite *suite_gpu_attn(void);
 Suite *suite_gpu_attn(void)
 {
     Suite *s = suite_create("gpu_attn");
-    TCase *t = tcase_create("attention");
-    tcase_add_loop_test(t, attention, 0, (int)ARRAY_LEN(g_rows));
-    suite_add_tcase(s, t);
+    TWIN_CASE(s, attention, (int)ARRAY_LEN(g_rows));
     return s;
 }

@@ -99,7 +99,7 @@ static void decode_all(struct side *v)
     clear(v);
     for (int i = 0; i < REQS; i++) {
         v->s.req_slot[i] = i + 1;
-        v->s.req_gen[i] = 1;
+        v->s.req_gen[i] = v->s.req_cap[i] = 1;
     }
     v->s.n_req = v->s.rows_max = REQS;
     run(v);
@@ -193,7 +193,7 @@ START_TEST(replay_equals_eager)
             clear(v[k]);
             for (int i = 0; i < n; i++) {
                 v[k]->s.req_slot[i] = 1 + (i + (int)t) % REQS;
-                v[k]->s.req_gen[i] = 1;
+                v[k]->s.req_gen[i] = v[k]->s.req_cap[i] = 1;
             }
             v[k]->s.n_req = v[k]->s.rows_max = n;
             run(v[k]);
@@ -235,11 +235,9 @@ Suite *suite_gpu_model(void);
 Suite *suite_gpu_model(void)
 {
     Suite *s = suite_create("gpu_model");
-    TCase *t = tcase_create("model");
     int n = (int)ARRAY_LEN(models);
-    tcase_add_loop_test(t, teacher_forced, 0, 2 * n);
-    tcase_add_loop_test(t, replay_equals_eager, 0, n);
-    tcase_add_loop_test(t, steady_decode, 0, n);
-    suite_add_tcase(s, t);
+    TWIN_CASE(s, teacher_forced, 2 * n);
+    TWIN_CASE(s, replay_equals_eager, n);
+    TWIN_CASE(s, steady_decode, n);
     return s;
 }

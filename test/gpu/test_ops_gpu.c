@@ -256,11 +256,9 @@ Suite *suite_gpu_ops(void);
 Suite *suite_gpu_ops(void)
 {
     Suite *s = suite_create("gpu_ops");
-    TCase *t = tcase_create("ops");
-    tcase_add_test(t, elementwise);
-    tcase_add_test(t, products);
-    tcase_add_test(t, head_products);
-    tcase_add_test(t, experts);
-    suite_add_tcase(s, t);
+    TWIN_CASE(s, elementwise, 1);
+    TWIN_CASE(s, products, 1);
+    TWIN_CASE(s, head_products, 1);
+    TWIN_CASE(s, experts, 1);
     return s;
 }

@@ -18,6 +18,7 @@ struct world {
     struct twin *at, *row_parent, *row_anc, *row0;
     struct twin *req_slot, *req_gen, *req_row0, *req_n, *req_cap;
     struct twin *acc_n, *acc_row, *acc_tok, *acc_len;
+    struct twin *sample, *work, *ring, *step;
 };
 
 static struct slot_arrays slots_of(const struct world *w, int side)
@@ -94,6 +95,12 @@ static void world_open(struct world *w)
                                &w->req_cap,  &w->acc_n,   &w->acc_len};
     for (size_t i = 0; i < ARRAY_LEN(per_req); i++)
         *per_req[i] = twin_new(t, REQS * sizeof(int32_t));
+    w->sample = twin_new(t, ROWS * sizeof(struct sample_out));
+    w->work = twin_nans(t, (size_t)ROWS * 4 * V);
+    w->ring = twin_new(t, 3 * REQS * sizeof(struct ring_rec));
+    w->step = twin_new(t, sizeof(int64_t));
+    *(int64_t *)w->step->p[0] = 4;
+    twin_push(t, w->step);
 }
 
 static void world_same(struct world *w, const char *at)
@@ -190,6 +197,103 @@ static void world_start(struct world *w)
     world_same(w, "slot_update");
 }
 
+/* ---- the same steps of several tests ---- */
+
+static void do_rows_build(struct world *w, bool cap)
+{
+    BOTH(&w->t, rows_build,
+         SET({.s = slots_of(w, side),
+              .out = rows_of(w, side),
+              .req_slot = P(w->req_slot),
+              .req_gen = P(w->req_gen),
+              .req_cap = cap ? P(w->req_cap) : NULL,
+              .req_row0 = P(w->req_row0),
+              .req_n = P(w->req_n),
+              .reqs = REQS,
+              .rows = ROWS}));
+    world_same(w, "rows_build");
+}
+
+static void do_rows_place(struct world *w, struct twin *from, int window)
+{
+    BOTH(&w->t, rows_place,
+         SET({.slot = P(w->slot),
+              .pos = P(w->pos),
+              .tok = P(w->tok),
+              .at = P(w->at),
+              .from = from ? P(from) : NULL,
+              .first = P(w->first),
+              .last = P(w->last),
+              .wslot = P(w->wslot),
+              .table = P(w->table),
+              .rows = ROWS,
+              .pages_max = 4,
+              .page = 16,
+              .window = window}));
+    world_same(w, "rows_place");
+}
+
+/* Samples of m logit rows, of the rows idx (NULL: the same). */
+static void do_sample(struct world *w, struct twin *logits, struct twin *idx, int m)
+{
+    BOTH(&w->t, sample,
+         SET({.s = slots_of(w, side),
+              .rows = rows_of(w, side),
+              .logits = P(logits),
+              .ldl = V,
+              .idx = idx ? P(idx) : NULL,
+              .out = P(w->sample),
+              .work = P(w->work),
+              .m = m,
+              .vocab = V}));
+}
+
+/* Equal choices, log probabilities within rounding, of the first m samples. Returns the tokens. */
+static int samples_same(struct world *w, int m, const char *at)
+{
+    struct sample_out *g = mem_alloc(w->sample->bytes), *c = w->sample->p[0];
+    struct err e = {0};
+    int tokens = 0;
+    ck_assert_int_eq(dev_cuda.copy_out(w->t.gpu, g, w->sample->p[1], w->sample->bytes, &e), OK);
+    for (int i = 0; i < m; i++) {
+        ck_assert_msg(g[i].token == c[i].token, "%s, row %d: token %d, want %d", at, i, g[i].token,
+                      c[i].token);
+        ck_assert_msg(g[i].n_top == c[i].n_top && g[i].bad == c[i].bad, "%s, row %d", at, i);
+        ck_assert_msg(isnan(c[i].logprob) ? isnan(g[i].logprob)
+                                          : fabsf(g[i].logprob - c[i].logprob) < 2e-6f,
+                      "%s, row %d: %g, want %g", at, i, (double)g[i].logprob, (double)c[i].logprob);
+        for (int k = 0; k < c[i].n_top; k++)
+            ck_assert_msg(g[i].top_id[k] == c[i].top_id[k] &&
+                              fabsf(g[i].top_logprob[k] - c[i].top_logprob[k]) < 2e-6f,
+                          "%s, row %d, best %d: %d %g, want %d %g", at, i, k, g[i].top_id[k],
+                          (double)g[i].top_logprob[k], c[i].top_id[k], (double)c[i].top_logprob[k]);
+        tokens += c[i].token >= 0;
+    }
+    mem_free(g);
+    return tokens;
+}
+
+static void do_accept(struct world *w, struct twin *last, bool prefill)
+{
+    BOTH(&w->t, accept,
+         SET({.s = slots_of(w, side),
+              .rows = rows_of(w, side),
+              .sample = P(w->sample),
+              .req_slot = P(w->req_slot),
+              .req_gen = P(w->req_gen),
+              .req_row0 = P(w->req_row0),
+              .req_n = P(w->req_n),
+              .last_sample = last ? P(last) : NULL,
+              .ring = P(w->ring),
+              .step = P(w->step),
+              .ring_depth = 3,
+              .ring_stride = REQS,
+              .out = acc_of(w, side),
+              .reqs = REQS,
+              .prefill = prefill}));
+    world_same(w, "accept");
+}
+
 START_TEST(slots_and_sampling)
 {
     struct world w = {0};
@@ -238,29 +342,12 @@ START_TEST(slots_and_sampling)
               .slot = P(w.slot),
               .pos = P(w.pos),
               .rows = ROWS}));
-    BOTH(t, rows_place,
-         SET({.slot = P(w.slot),
-              .pos = P(w.pos),
-              .tok = P(w.tok),
-              .at = P(w.at),
-              .first = P(w.first),
-              .last = P(w.last),
-              .wslot = P(w.wslot),
-              .table = P(w.table),
-              .rows = ROWS,
-              .pages_max = 4,
-              .page = 16,
-              .window = 8}));
-    world_same(&w, "rows_note, rows_place");
+    world_same(&w, "rows_note");
+    do_rows_place(&w, NULL, 8);
     struct twin *logits = twin_rand(t, (size_t)ROWS * V, 3);
-    struct twin *work = twin_nans(t, (size_t)ROWS * 4 * V);
-    struct twin *smp = twin_new(t, ROWS * sizeof(struct sample_out));
-    struct twin *ring = twin_new(t, 3 * REQS * sizeof(struct ring_rec));
-    int64_t no = 4;
-    struct twin *step = twin_new(t, sizeof no);
-    memcpy(step->p[0], &no, sizeof no);
-    twin_push(t, step);
+    char name[32];
     int checked = 0;
+    const struct sample_out *c = w.sample->p[0];
     for (int round = 0; round < 8; round++) {
         bool prefill = round == 0;
         int m = prefill ? S - 1 : ROWS;
@@ -269,61 +356,12 @@ START_TEST(slots_and_sampling)
             for (int s = 1; s < S; s++)
                 world_tree(&w, s, 1 + (s + round) % 3);
             world_push_trees(&w);
-            BOTH(t, rows_build,
-                 SET({.s = slots_of(&w, side),
-                      .out = rows_of(&w, side),
-                      .req_slot = P(w.req_slot),
-                      .req_gen = P(w.req_gen),
-                      .req_row0 = P(w.req_row0),
-                      .req_n = P(w.req_n),
-                      .reqs = REQS,
-                      .rows = ROWS}));
-            world_same(&w, "rows_build");
+            do_rows_build(&w, false);
         }
-        BOTH(t, sample,
-             SET({.s = slots_of(&w, side),
-                  .rows = rows_of(&w, side),
-                  .logits = P(logits),
-                  .ldl = V,
-                  .idx = prefill ? P(ix) : NULL,
-                  .out = P(smp),
-                  .work = P(work),
-                  .m = m,
-                  .vocab = V}));
-        struct sample_out *g = mem_alloc(smp->bytes), *c = smp->p[0];
-        struct err e = {0};
-        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, g, smp->p[1], smp->bytes, &e), OK);
-        for (int i = 0; i < m; i++) {
-            ck_assert_msg(g[i].token == c[i].token, "round %d row %d: token %d, want %d", round, i,
-                          g[i].token, c[i].token);
-            ck_assert_int_eq(g[i].n_top, c[i].n_top);
-            ck_assert_int_eq(g[i].bad, c[i].bad);
-            ck_assert(isnan(c[i].logprob) ? isnan(g[i].logprob)
-                                          : fabsf(g[i].logprob - c[i].logprob) < 2e-6f);
-            for (int k = 0; k < c[i].n_top; k++) {
-                ck_assert_int_eq(g[i].top_id[k], c[i].top_id[k]);
-                ck_assert(fabsf(g[i].top_logprob[k] - c[i].top_logprob[k]) < 2e-6f);
-            }
-            checked += c[i].token >= 0;
-        }
-        mem_free(g);
-        BOTH(t, accept,
-             SET({.s = slots_of(&w, side),
-                  .rows = rows_of(&w, side),
-                  .sample = P(smp),
-                  .req_slot = P(w.req_slot),
-                  .req_gen = P(w.req_gen),
-                  .req_row0 = P(w.req_row0),
-                  .req_n = P(w.req_n),
-                  .last_sample = P(lastw),
-                  .ring = P(ring),
-                  .step = P(step),
-                  .ring_depth = 3,
-                  .ring_stride = REQS,
-                  .out = acc_of(&w, side),
-                  .reqs = REQS,
-                  .prefill = prefill}));
-        world_same(&w, "accept");
+        do_sample(&w, logits, prefill ? ix : NULL, m);
+        snprintf(name, sizeof name, "round %d", round);
+        checked += samples_same(&w, m, name);
+        do_accept(&w, lastw, prefill);
         /* the next drafts are this round's samples: right at the same logits for greedy slots */
         for (int s = 1; s < S; s++)
             for (int j = 0; j < 3; j++)
@@ -338,17 +376,10 @@ START_TEST(slots_and_sampling)
               .ldl = V,
               .tok = P(st),
               .n_top = P(ntop),
-              .out = P(smp),
+              .out = P(w.sample),
               .m = 3,
               .vocab = V}));
-    struct sample_out g[3], *c = smp->p[0];
-    struct err e = {0};
-    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, g, smp->p[1], sizeof g, &e), OK);
-    for (int i = 0; i < 3; i++) {
-        ck_assert_int_eq(g[i].token, c[i].token);
-        ck_assert_int_eq(g[i].n_top, c[i].n_top);
-        ck_assert(isnan(c[i].logprob) || fabsf(g[i].logprob - c[i].logprob) < 2e-6f);
-    }
+    samples_same(&w, 3, "score");
     twins_close(t);
 }
 END_TEST
@@ -470,13 +501,8 @@ START_TEST(speculation)
     struct twin *push[] = {w.req_slot, w.req_gen, w.req_cap, w.hist};
     for (size_t i = 0; i < ARRAY_LEN(push); i++)
         twin_push(t, push[i]);
-    struct twin *smp = twin_new(t, ROWS * sizeof(struct sample_out));
-    struct twin *ring = twin_new(t, 3 * REQS * sizeof(struct ring_rec));
     struct twin *cache = twin_rand(t, (size_t)3 * 48 * 16 * 20, 1);
-    int64_t no = 4;
-    struct twin *step = twin_new(t, sizeof no), *stamps = twin_new(t, 3 * 4 * sizeof no);
-    memcpy(step->p[0], &no, sizeof no);
-    twin_push(t, step);
+    struct twin *stamps = twin_new(t, 3 * 4 * sizeof(int64_t));
     for (int round = 0; round < 6; round++) {
         for (int s = 1; s < S; s++) {
             ((int32_t *)w.live->p[0])[s] = s != 3;
@@ -492,47 +518,11 @@ START_TEST(speculation)
         twin_push(t, w.len);
         twin_push(t, w.n_out);
         for (int i = 0; i < ROWS; i++)
-            ((struct sample_out *)smp->p[0])[i].token = (int32_t)rng_below(&t->rng, 2);
-        twin_push(t, smp);
-        BOTH(t, rows_build,
-             SET({.s = slots_of(&w, side),
-                  .out = rows_of(&w, side),
-                  .req_slot = P(w.req_slot),
-                  .req_gen = P(w.req_gen),
-                  .req_cap = P(w.req_cap),
-                  .req_row0 = P(w.req_row0),
-                  .req_n = P(w.req_n),
-                  .reqs = REQS,
-                  .rows = ROWS}));
-        BOTH(t, rows_place,
-             SET({.slot = P(w.slot),
-                  .pos = P(w.pos),
-                  .tok = P(w.tok),
-                  .at = P(w.at),
-                  .from = P(w.drf_first),
-                  .first = P(w.first),
-                  .last = P(w.last),
-                  .wslot = P(w.wslot),
-                  .table = P(w.table),
-                  .rows = ROWS,
-                  .pages_max = 4,
-                  .page = 16}));
-        world_same(&w, "rows of trees");
-        BOTH(t, accept,
-             SET({.s = slots_of(&w, side),
-                  .rows = rows_of(&w, side),
-                  .sample = P(smp),
-                  .req_slot = P(w.req_slot),
-                  .req_gen = P(w.req_gen),
-                  .req_row0 = P(w.req_row0),
-                  .req_n = P(w.req_n),
-                  .ring = P(ring),
-                  .step = P(step),
-                  .ring_depth = 3,
-                  .ring_stride = REQS,
-                  .out = acc_of(&w, side),
-                  .reqs = REQS}));
-        world_same(&w, "accept of trees");
+            ((struct sample_out *)w.sample->p[0])[i].token = (int32_t)rng_below(&t->rng, 2);
+        twin_push(t, w.sample);
+        do_rows_build(&w, true);
+        do_rows_place(&w, w.drf_first, 0);
+        do_accept(&w, NULL, false);
         BOTH(t, kv_move,
              SET({.cache = P(cache),
                   .dt = DT_F32,
@@ -588,14 +578,18 @@ START_TEST(speculation)
              SET({.s = slots_of(&w, side),
                   .req_slot = P(w.req_slot),
                   .req_gen = P(w.req_gen),
-                  .ring = P(ring),
-                  .step = P(step),
+                  .ring = P(w.ring),
+                  .step = P(w.step),
                   .ring_depth = 3,
                   .ring_stride = REQS,
                   .reqs = REQS}));
-        twin_same(t, ring, ring->bytes, "records");
+        twin_same(t, w.ring, w.ring->bytes, "records");
         BOTH(t, stamp,
-             SET({.out = P(stamps), .step = P(step), .depth = 3, .stride = 4, .index = round % 2}));
+             SET({.out = P(stamps),
+                  .step = P(w.step),
+                  .depth = 3,
+                  .stride = 4,
+                  .index = round % 2}));
     }
     int64_t got[12];
     struct err e = {0};
@@ -616,8 +610,6 @@ START_TEST(ratio_rejection)
     world_start(&w);
     struct twin *q = twin_new(t, S * 2 * V * sizeof(float));
     struct twin *logits = twin_rand(t, (size_t)ROWS * V, 3);
-    struct twin *work = twin_nans(t, (size_t)ROWS * 4 * V);
-    struct twin *smp = twin_new(t, ROWS * sizeof(struct sample_out));
     int changed = 0;
     for (int round = 0; round < 8; round++) {
         for (int s = 1; s < S; s++) {
@@ -641,26 +633,9 @@ START_TEST(ratio_rejection)
         struct twin *push[] = {w.req_slot, w.req_gen, w.len, w.n_out, q};
         for (size_t i = 0; i < ARRAY_LEN(push); i++)
             twin_push(t, push[i]);
-        BOTH(t, rows_build,
-             SET({.s = slots_of(&w, side),
-                  .out = rows_of(&w, side),
-                  .req_slot = P(w.req_slot),
-                  .req_gen = P(w.req_gen),
-                  .req_row0 = P(w.req_row0),
-                  .req_n = P(w.req_n),
-                  .reqs = REQS,
-                  .rows = ROWS}));
-        BOTH(t, sample,
-             SET({.s = slots_of(&w, side),
-                  .rows = rows_of(&w, side),
-                  .logits = P(logits),
-                  .ldl = V,
-                  .out = P(smp),
-                  .work = P(work),
-                  .m = ROWS,
-                  .vocab = V}));
-        struct sample_out *was = mem_dup(smp->p[0], smp->bytes), *c = smp->p[0];
-        struct sample_out *g = mem_alloc(smp->bytes);
+        do_rows_build(&w, false);
+        do_sample(&w, logits, NULL, ROWS);
+        struct sample_out *was = mem_dup(w.sample->p[0], w.sample->bytes), *c = w.sample->p[0];
         BOTH(t, reject,
              SET({.s = slots_of(&w, side),
                   .rows = rows_of(&w, side),
@@ -671,21 +646,15 @@ START_TEST(ratio_rejection)
                   .req_gen = P(w.req_gen),
                   .req_row0 = P(w.req_row0),
                   .req_n = P(w.req_n),
-                  .sample = P(smp),
-                  .work = P(work),
+                  .sample = P(w.sample),
+                  .work = P(w.work),
                   .reqs = REQS,
                   .vocab = V,
                   .q_steps = 2}));
-        struct err e = {0};
-        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, g, smp->p[1], smp->bytes, &e), OK);
-        for (int i = 0; i < ROWS; i++) {
-            ck_assert_int_eq(g[i].token, c[i].token);
-            ck_assert(isnan(c[i].logprob) ? isnan(g[i].logprob)
-                                          : fabsf(g[i].logprob - c[i].logprob) < 2e-6f);
+        samples_same(&w, ROWS, "reject");
+        for (int i = 0; i < ROWS; i++)
             changed += c[i].token != was[i].token;
-        }
         mem_free(was);
-        mem_free(g);
     }
     ck_assert_int_gt(changed, 10);
     twins_close(t);
@@ -696,10 +665,8 @@ Suite *suite_gpu_slots(void);
 Suite *suite_gpu_slots(void)
 {
     Suite *s = suite_create("gpu_slots");
-    TCase *t = tcase_create("slots");
-    tcase_add_test(t, slots_and_sampling);
-    tcase_add_test(t, speculation);
-    tcase_add_test(t, ratio_rejection);
-    suite_add_tcase(s, t);
+    TWIN_CASE(s, slots_and_sampling, 1);
+    TWIN_CASE(s, speculation, 1);
+    TWIN_CASE(s, ratio_rejection, 1);
     return s;
 }

@@ -56,4 +56,12 @@ struct weight twin_weight(struct twins *t, enum dtype dt, int64_t n, int64_t k, 
     } while (0)
 #define SET(...) __VA_ARGS__
 
+/* A case of its own for a test (`n` times), so that a run that dies can name it. */
+#define TWIN_CASE(suite, test, n)                                                                  \
+    do {                                                                                           \
+        TCase *tc_ = tcase_create(#test);                                                          \
+        tcase_add_loop_test(tc_, test, 0, (n));                                                    \
+        suite_add_tcase((suite), tc_);                                                             \
+    } while (0)
+
 #endif
