@@ -85,7 +85,8 @@ static void start_all(struct side *v, float temperature, int32_t *out)
         v->s.start[v->s.n_start++] = (struct slot_start){s, 1, p};
         for (int i = 0; i * page < LEN; i++)
             v->s.set[v->s.n_set++] = (struct page_set){0, s, i, (s - 1) * per + i};
-        v->s.chunk[v->s.n_chunk++] = (struct prefill_chunk){s, 1, v->s.n_row, PROMPT, 0, true, -1};
+        v->s.chunk[v->s.n_chunk++] =
+            (struct prefill_chunk){s, 1, v->s.n_row, PROMPT, 0, true, -1, false};
         prompt_fill(v->s.tok + v->s.n_row, s, v->r.info.model.vocab);
         v->s.n_row += PROMPT;
     }
