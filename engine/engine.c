@@ -184,6 +184,7 @@ static int open_sched(struct engine *g, const struct engine_conf *c, const struc
         .adapt = wi->spec_adapt,
         .ratio = wi->spec.ratio,
         .ngram = wi->spec.ngram_max > 0,
+        .prefill_first = c->prefill_first,
         .vocab = wi->model.vocab,
         .n_eos = wi->model.n_eos,
         .tok = g->tok,
@@ -222,6 +223,11 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .n_param = mi->n_param,
         .weight_bytes = (int64_t)(mi->weight_bytes + wi->draft.weight_bytes),
         .kv_bytes = wi->kv_bytes,
+        .lookup_bytes = (int64_t)mi->lookup_bytes,
+        .expert_bytes = (int64_t)mi->expert_bytes,
+        .n_expert = mi->n_expert,
+        .topk = mi->topk,
+        .kv_token_bytes = plan_kv_token_bytes(mi),
         .workspace_bytes = wi->workspace_bytes + wi->copy_bytes,
         .world = wi->world,
         .n_graph = wi->n_graph,
@@ -466,7 +472,12 @@ void engine_usage(const struct engine *g, struct engine_usage *out)
                                  .pages = g->stats.pages_used,
                                  .active = g->active,
                                  .n_step = g->stats.n_step,
+                                 .n_decode = g->stats.n_decode,
                                  .n_preempted = g->stats.n_preempted};
+    for (int i = 0; i <= SPEC_MODEL; i++)
+        out->n_rows += g->stats.spec[i].rows;
+    for (int i = 0; i < N_STAMPS - 1; i++)
+        out->part_us[i] = g->stats.part_us[i];
     mutex_unlock(&m->lock);
 }
 

@@ -45,6 +45,7 @@ struct engine_conf {
     bool spec_ratio;                     /* ratio rejection instead of sampler match */
     bool spec_check_off;                 /* no self-check of the drafter at start */
     bool overlap_off;                    /* one step in flight instead of two */
+    bool prefill_first;                  /* no decode while a prompt can be worked on: offline */
     uint64_t seed;                       /* base of seeds for requests without one; 0: random */
     const struct spec_algo *spec_algo;   /* tests: this algorithm, whatever the settings say */
 };
@@ -86,6 +87,9 @@ struct engine_info {
     int64_t kv_tokens, kv_pages;                     /* of the largest group */
     int64_t n_param;                                 /* of the model */
     int64_t weight_bytes, kv_bytes, workspace_bytes; /* with the drafter's */
+    int64_t lookup_bytes, expert_bytes; /* model_info; what a step does not read all of */
+    int n_expert, topk;
+    int64_t kv_token_bytes; /* of the model */
     int n_graph;
     double load_s, record_s;
     int32_t bos;
@@ -104,8 +108,10 @@ const struct engine_info *engine_info(const struct engine *g);
 /* What is held right now, for tests: all zero once every request has ended. */
 struct engine_usage {
     int active, slots;
-    int64_t pages; /* over all groups */
-    int64_t n_step, n_preempted;
+    int64_t pages;                         /* over all groups */
+    int64_t n_step, n_decode, n_preempted; /* steps, those that decode; preemptions */
+    int64_t n_rows;                        /* verified, of all decode steps */
+    double part_us[4]; /* device time of decode: verify, accept, extend, draft */
 };
 void engine_usage(const struct engine *g, struct engine_usage *out);
 

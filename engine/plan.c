@@ -37,7 +37,7 @@ static int64_t group_bytes(const struct kv_group *kg)
     return (int64_t)kg->n_layer * (kg->k_width + kg->v_width) * (int64_t)dtype_size(kg->dt);
 }
 
-static int64_t kv_token_bytes(const struct model_info *mi)
+int64_t plan_kv_token_bytes(const struct model_info *mi)
 {
     int64_t n = 0;
     for (int i = 0; i < mi->n_group; i++)
@@ -53,7 +53,7 @@ static int plan_lengths(const struct engine_conf *c, const struct model_info *mi
     if (len < 2 || len > mi->pos_max)
         return FAIL(e, E_INVAL, "max_model_len is %d; the model allows 2 to %d", len, mi->pos_max);
     int64_t all = (int64_t)w->reqs_max * len;
-    int64_t room = DEF_KV_BYTES / (kv_token_bytes(mi) * w->world); /* of a token: one rank's */
+    int64_t room = DEF_KV_BYTES / (plan_kv_token_bytes(mi) * w->world); /* of a token: one rank's */
     int64_t tokens = c->kv_cache_tokens ? c->kv_cache_tokens : all < room ? all : room;
     if (tokens < 2 || tokens > INT32_MAX)
         return FAIL(e, E_INVAL, "kv_cache_tokens is %lld; at least 2, at most %d",
@@ -298,7 +298,7 @@ static void put_memory(struct buf *b, const struct runner *r)
     }
     if (r->drafter) {
         snprintf(note, sizeof note, "%lld bytes a token, in the pages of kv group %d",
-                 (long long)kv_token_bytes(&i->draft), r->share);
+                 (long long)plan_kv_token_bytes(&i->draft), r->share);
         put_bytes(b, "drafter kv", i->draft_kv_bytes, note);
     }
     int64_t rank = i->copy_bytes + i->workspace_bytes + i->kv_bytes;

@@ -9,5 +9,7 @@
 int plan_worker(struct worker_conf *w, const struct engine_conf *c, struct err *e);
 /* A setting or its default, within bounds. */
 int plan_take(int value, int def, int lo, int hi, const char *what, int *out, struct err *e);
+/* Bytes of KV memory that one token takes in all groups. */
+int64_t plan_kv_token_bytes(const struct model_info *mi);
 
 #endif

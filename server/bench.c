@@ -1,6 +1,9 @@
 /* Offline throughput: every combination of prompt length, output length and concurrency through
  * engine.h, one JSON object a line. Prompts are seeded random ids, so nothing repeats; ends are by
- * length only. The machine and the model are in every line, so that lines can be compared. */
+ * length only. All prompts run before the first decode, so that a prefill rate holds no decode and
+ * every decode step has all requests. The machine and the model are in every line, so that lines
+ * can be compared. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,17 +14,30 @@
 #include "engine/engine.h"
 #include "server/cli.h"
 
+enum { CUDA_GB_S = 4660, WARM_PROMPT = 16, WARM_OUTPUT = 8, SPARE_TOKENS = 128 };
+
 struct result {
     double wall_s, prefill_s, decode_s; /* prefill: until the last first token */
-    double ttft_mean_s;
+    double ttft_mean_s, ttft_max_s;
+    double step_ms, step_p99_ms; /* time between two results of one request, all decoding */
     int64_t n_prompt, n_output, cpu_us;
     int64_t n_verify, n_draft, n_accepted;
+    int64_t n_step, n_row; /* decode steps, rows in them */
+    double part_us[4];
 };
 
+/* When the results of one request came. */
+struct times {
+    int64_t *us;
+    size_t n, cap;
+};
+
+/* Ids count up from *first. */
 static int submit_all(struct engine *g, int64_t prompt_len, int64_t output_len, int64_t n,
-                      struct rng *rng, struct err *e)
+                      struct rng *rng, uint64_t *first, struct err *e)
 {
     static uint64_t id;
+    *first = id + 1;
     struct gen_req **list = MEM_ARRAY(struct gen_req *, n);
     int vocab = engine_info(g)->vocab, ret = OK;
     for (int64_t i = 0; i < n; i++) {
@@ -45,58 +61,135 @@ static int submit_all(struct engine *g, int64_t prompt_len, int64_t output_len, 
     return ret;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median and 99th percentile of the intervals between results from `from` on. */
+static void step_times(const struct times *t, int64_t from, struct result *out)
+{
+    double *ms = MEM_ARRAY(double, t->n + 1);
+    size_t n = 0;
+    for (size_t i = 1; i < t->n; i++)
+        if (t->us[i - 1] >= from)
+            ms[n++] = (double)(t->us[i] - t->us[i - 1]) * 1e-3;
+    qsort(ms, n, sizeof *ms, by_value);
+    if (n) {
+        out->step_ms = ms[n / 2];
+        out->step_p99_ms = ms[(size_t)(0.99 * (double)(n - 1) + 0.5)];
+    }
+    mem_free(ms);
+}
+
+static void add_request(struct result *out, const struct gen_stats *s, int64_t start, int64_t n)
+{
+    double ttft = (double)(s->first_us - start) * 1e-6;
+    out->ttft_mean_s += ttft / (double)n;
+    out->ttft_max_s = ttft > out->ttft_max_s ? ttft : out->ttft_max_s;
+    out->n_prompt += s->n_prompt;
+    out->n_output += s->n_output;
+    out->n_verify += s->n_verify;
+    out->n_draft += s->n_draft;
+    out->n_accepted += s->n_accepted;
+}
+
 static int run_one(struct cli_engine *ce, int64_t prompt_len, int64_t output_len, int64_t n,
                    struct rng *rng, struct result *out, struct err *e)
 {
     struct engine *g = cli_engine(ce);
+    struct engine_usage u0, u1;
+    struct times seen = {0};
+    uint64_t watched;
+    engine_usage(g, &u0);
     int64_t cpu = clock_process_cpu_us(), start = clock_us(), first = 0, last = 0, left = n;
     *out = (struct result){0};
-    int ret = submit_all(g, prompt_len, output_len, n, rng, e);
+    int ret = submit_all(g, prompt_len, output_len, n, rng, &watched, e);
     if (ret < 0)
         return ret;
     while (left) {
         cli_wait(ce);
+        int64_t now = clock_us();
         for (struct gen_evt *v = engine_poll(g), *next; v; v = next) {
             next = v->next;
+            if (v->id == watched && v->n_tok) {
+                MEM_GROW(seen.us, seen.cap, seen.n + 1);
+                seen.us[seen.n++] = now;
+            }
             if (v->kind == EVT_DONE) {
                 left--;
                 if (v->finish == FINISH_ERROR)
                     ret = FAIL(e, E_DEVICE, "%s", v->err.text);
                 first = v->stats.first_us > first ? v->stats.first_us : first;
                 last = v->stats.last_us > last ? v->stats.last_us : last;
-                out->ttft_mean_s += (double)(v->stats.first_us - start) * 1e-6 / (double)n;
-                out->n_prompt += v->stats.n_prompt;
-                out->n_output += v->stats.n_output;
-                out->n_verify += v->stats.n_verify;
-                out->n_draft += v->stats.n_draft;
-                out->n_accepted += v->stats.n_accepted;
+                add_request(out, &v->stats, start, n);
             }
             gen_evt_free(v);
         }
     }
+    engine_usage(g, &u1);
     out->wall_s = (double)(last - start) * 1e-6;
     out->prefill_s = (double)(first - start) * 1e-6;
     out->decode_s = (double)(last - first) * 1e-6;
     out->cpu_us = clock_process_cpu_us() - cpu;
+    out->n_step = u1.n_decode - u0.n_decode;
+    out->n_row = u1.n_rows - u0.n_rows;
+    for (int i = 0; i < 4; i++)
+        out->part_us[i] = u1.part_us[i] - u0.part_us[i];
+    step_times(&seen, first, out);
+    mem_free(seen.us);
     return ret;
 }
 
-static void print_result(const struct engine_info *i, int64_t prompt_len, int64_t output_len,
-                         int64_t n, const struct result *r)
+/* Bytes that a decode step of n requests has to read: the weights in use (of the experts those that
+ * n rows meet when all are equally likely) and the KV of `len` tokens of each. */
+static double floor_bytes(const struct engine_info *i, int64_t n, double len)
 {
-    /* while prompts still run, tokens come too: the rate counts those after the last first token */
-    double decode = r->decode_s > 0 ? (double)n * (double)(output_len - 1) / r->decode_s : 0;
+    double dense = (double)(i->weight_bytes - i->lookup_bytes - i->expert_bytes), share = 0;
+    if (i->n_expert)
+        share = 1 - pow(1 - (double)i->topk / i->n_expert, (double)n);
+    return dense + share * (double)i->expert_bytes + (double)n * len * (double)i->kv_token_bytes;
+}
+
+static void print_speculation(const struct result *r)
+{
+    static const char *const part[] = {"verify", "accept", "extend", "draft"};
     double length = r->n_verify ? 1 + (double)r->n_accepted / (double)r->n_verify : 0;
+    printf(",\"verifies\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"mean_accepted_length\":%.3f,"
+           "\"rows_per_step\":%.2f,\"part_ms\":{",
+           (long long)r->n_verify, (long long)r->n_draft, (long long)r->n_accepted, length,
+           r->n_step ? (double)r->n_row / (double)r->n_step : 0);
+    for (int i = 0; i < 4; i++)
+        printf("%s\"%s\":%.3f", i ? "," : "", part[i],
+               r->n_step ? r->part_us[i] * 1e-3 / (double)r->n_step : 0);
+    printf("}");
+}
+
+static void print_result(const struct engine_info *i, int64_t bandwidth, int64_t prompt_len,
+                         int64_t output_len, int64_t n, const struct result *r)
+{
+    double decode = r->decode_s > 0 ? (double)(r->n_output - n) / r->decode_s : 0;
     printf("{\"model\":\"%s\",\"device\":\"%s\",\"speculative\":\"%s\",\"prompt_len\":%lld,"
-           "\"output_len\":%lld,"
-           "\"concurrency\":%lld,\"prefill_tok_s\":%.1f,\"decode_tok_s\":%.1f,\"total_tok_s\":%.1f,"
-           "\"ttft_mean_s\":%.4f,\"wall_s\":%.3f,\"cpu_us_per_output_tok\":%.1f,"
-           "\"verifies\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"mean_accepted_length\":%.3f}\n",
+           "\"output_len\":%lld,\"concurrency\":%lld,\"ttft_mean_s\":%.5f,\"ttft_max_s\":%.5f,"
+           "\"prefill_tok_s\":%.1f,\"step_ms\":%.4f,\"step_p99_ms\":%.4f,\"steps\":%lld",
            i->model_dir, i->device, i->spec_name, (long long)prompt_len, (long long)output_len,
-           (long long)n, r->prefill_s > 0 ? (double)r->n_prompt / r->prefill_s : 0, decode,
-           r->wall_s > 0 ? (double)r->n_output / r->wall_s : 0, r->ttft_mean_s, r->wall_s,
-           r->n_output ? (double)r->cpu_us / (double)r->n_output : 0, (long long)r->n_verify,
-           (long long)r->n_draft, (long long)r->n_accepted, length);
+           (long long)n, r->ttft_mean_s, r->ttft_max_s,
+           r->prefill_s > 0 ? (double)r->n_prompt / r->prefill_s : 0, r->step_ms, r->step_p99_ms,
+           (long long)r->n_step);
+    bandwidth = bandwidth ? bandwidth : strcmp(i->device, "cpu") != 0 ? CUDA_GB_S : 0;
+    if (bandwidth) {
+        double len = (double)prompt_len + (double)output_len / 2;
+        double ms = floor_bytes(i, n, len) / ((double)bandwidth * 1e6);
+        printf(",\"floor_ms\":%.4f,\"floor_share\":%.3f", ms, r->step_ms > 0 ? ms / r->step_ms : 0);
+    }
+    printf(",\"decode_tok_s\":%.1f,\"total_tok_s\":%.1f,\"wall_s\":%.3f,"
+           "\"cpu_us_per_output_tok\":%.1f",
+           decode, r->wall_s > 0 ? (double)r->n_output / r->wall_s : 0, r->wall_s,
+           r->n_output ? (double)r->cpu_us / (double)r->n_output : 0);
+    if (i->spec_rows > 1)
+        print_speculation(r);
+    printf("}\n");
     fflush(stdout);
 }
 
@@ -128,21 +221,53 @@ static int run_plan(const struct config *c, struct cli_engine *ce, const struct 
     struct err e = {0};
     struct result best = {0}, r;
     size_t total = p->n_prompt * p->n_output * p->n_conc;
+    int64_t warm = 0; /* prompt length that has run */
     for (size_t i = 0; i < total; i++) {
         int64_t conc = p->conc[i % p->n_conc];
         int64_t out = p->output[i / p->n_conc % p->n_output];
         int64_t in = p->prompt[i / p->n_conc / p->n_output];
-        for (int64_t k = 0; k < c->repeat; k++) {
-            if (run_one(ce, in, out, conc, &rng, &r, &e) < 0) {
-                fprintf(stderr, "specd: %s\n", e.text);
-                return 1;
-            }
+        int ret = OK; /* warm: one prompt as long, and decodes of as many */
+        if (in != warm)
+            ret = run_one(ce, in, 1, 1, &rng, &r, &e);
+        warm = in;
+        if (ret == OK)
+            ret = run_one(ce, in < WARM_PROMPT ? in : WARM_PROMPT, WARM_OUTPUT, conc, &rng, &r, &e);
+        for (int64_t k = 0; k < c->repeat && ret == OK; k++) {
+            ret = run_one(ce, in, out, conc, &rng, &r, &e);
             if (!k || r.wall_s < best.wall_s)
                 best = r;
         }
-        print_result(engine_info(cli_engine(ce)), in, out, conc, &best);
+        if (ret < 0) {
+            fprintf(stderr, "specd: %s\n", e.text);
+            return 1;
+        }
+        print_result(engine_info(cli_engine(ce)), c->bandwidth, in, out, conc, &best);
     }
     return 0;
+}
+
+static int64_t largest(const int64_t *v, size_t n)
+{
+    int64_t max = 0;
+    for (size_t i = 0; i < n; i++)
+        max = v[i] > max ? v[i] : max;
+    return max;
+}
+
+/* Room for the largest combination, where the flags leave it open. */
+static void make_room(struct config *c, const struct plan *p)
+{
+    int64_t conc = largest(p->conc, p->n_conc);
+    int64_t len = largest(p->prompt, p->n_prompt) + largest(p->output, p->n_output);
+    c->prefill_first = true;
+    c->max_queued_requests = 1 << 20;
+    c->max_num_seqs = c->max_num_seqs > conc ? c->max_num_seqs : conc;
+    if (!c->kv_cache_tokens)
+        c->kv_cache_tokens = conc * (len + SPARE_TOKENS);
+    if (c->kv_cache_tokens < c->max_model_len)
+        c->kv_cache_tokens = c->max_model_len;
+    if (!c->max_model_len)
+        c->max_model_len = len + 1;
 }
 
 int cli_bench(const struct config *c)
@@ -155,7 +280,7 @@ int cli_bench(const struct config *c)
         numbers(&c->output_len, "output-len", def_output, 1, &p.output, &p.n_output) < 0 ||
         numbers(&c->concurrency, "concurrency", def_conc, 3, &p.conc, &p.n_conc) < 0)
         goto out;
-    big.max_queued_requests = 1 << 20;
+    make_room(&big, &p);
     struct cli_engine *ce = cli_open(&big);
     code = ce ? run_plan(c, ce, &p) : 1;
     cli_close(ce);

@@ -444,5 +444,6 @@ void config_engine(const struct config *c, struct engine_conf *out)
         .spec_ratio = !strcmp(c->spec_accept, "ratio"),
         .spec_check_off = !strcmp(c->spec_check, "off"),
         .seed = (uint64_t)c->seed,
+        .prefill_first = c->prefill_first,
     };
 }

@@ -31,7 +31,8 @@ struct config {
 #undef INT
 #undef NUM
 #undef FLAG
-    bool help; /* --help was given; nothing else is checked then */
+    bool prefill_first; /* no setting: bench wants it */
+    bool help;          /* --help was given; nothing else is checked then */
 };
 
 /* Reads flags (argv[0] is the first one) and, for serve, the file of --config. E_INVAL with a

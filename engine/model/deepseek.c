@@ -274,6 +274,8 @@ static int ds_open(void **priv, const json_t *config, struct tensors *t, struct 
     split(m, t);
     info->pos_max = m->rope.pos_max;
     info->n_mtp = m->n_mtp;
+    info->n_expert = m->moe.experts;
+    info->topk = m->moe.topk;
     info->n_group = 1;
     info->group[0] = ds_group(m);
     *priv = m;

@@ -262,6 +262,8 @@ static int dense_open(void **priv, const json_t *config, struct tensors *t, stru
     info->hidden = m->hidden;
     info->n_layer = m->n_layer;
     info->pos_max = m->rope.pos_max;
+    info->n_expert = m->has_moe ? m->moe.experts : 0;
+    info->topk = m->has_moe ? m->moe.topk : 0;
     info->n_group = m->n_group;
     memcpy(info->group, m->group, sizeof m->group);
     *priv = m;

@@ -130,6 +130,24 @@ static struct draft_target target_of(const struct model *m)
     return t;
 }
 
+/* What a step need not read. */
+static void count_unread(struct model_info *o, const struct tensors *t)
+{
+    size_t embed = 0;
+    bool head = false;
+    for (size_t i = 0; i < tensors_count(t); i++) {
+        const struct tensor *x = tensors_at(t, i);
+        if (!x->used)
+            continue;
+        if (strstr(x->name, ".experts."))
+            o->expert_bytes += x->bytes;
+        else if (!strcmp(x->name, "model.embed_tokens.weight"))
+            embed = x->bytes;
+        head |= !strcmp(x->name, "lm_head.weight");
+    }
+    o->lookup_bytes = head ? embed : 0;
+}
+
 static int read_all(struct model *m, const struct model_conf *mc, struct err *e)
 {
     json_t *top = NULL, *gen = NULL;
@@ -156,6 +174,7 @@ static int read_all(struct model *m, const struct model_conf *mc, struct err *e)
     m->info.n_param = tensors_params(m->t);
     m->info.weight_bytes = tensors_bytes(m->t);
     m->info.copy_bytes = tensors_copy_bytes(m->t);
+    count_unread(&m->info, m->t);
     if (m->f->open_draft) /* ids and sampling are the target's */
         goto out;
     if (file_exists(gpath))

@@ -45,8 +45,11 @@ struct model_info {
     int32_t bos;     /* -1: none */
     int64_t n_param; /* elements of the tensors in use */
     size_t weight_bytes;
-    size_t copy_bytes; /* of this rank's column shards, copied by model_place; 0 when alone */
-    int n_mtp;         /* next-token layers found and checked (model_open_mtp) */
+    size_t lookup_bytes; /* of these, the embedding where rows are only looked up (not tied) */
+    size_t expert_bytes; /* of these, routed experts: a row uses topk of n_expert a layer */
+    int n_expert, topk;  /* 0: no experts */
+    size_t copy_bytes;   /* of this rank's column shards, copied by model_place; 0 when alone */
+    int n_mtp;           /* next-token layers found and checked (model_open_mtp) */
     /* Drafters. A row that consumes the token of position i also takes a feature of the target's
      * row i - 1 when `feat` is not 0; its RoPE position is i - shift. */
     int feat;  /* width of the feature; 0: a language model, which needs none */

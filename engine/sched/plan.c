@@ -292,8 +292,12 @@ bool plan_step(struct sched *s)
     st->n_stop = st->n_start = st->n_set = st->n_req = st->n_chunk = st->n_row = st->rows_max = 0;
     st->n_draft = 0;
     memset(&st->err, 0, sizeof st->err);
-    plan_decode(s, st);
-    plan_prefill(s, st);
+    if (s->c.prefill_first)
+        plan_prefill(s, st);
+    if (st->n_chunk == 0)
+        plan_decode(s, st);
+    if (!s->c.prefill_first)
+        plan_prefill(s, st);
     if (st->n_req == 0 && st->n_chunk == 0) {
         CHECK(st->n_start == 0 && st->n_set == 0);
         return false;

@@ -205,10 +205,15 @@ static void device_failed(struct sched *s, const struct err *err)
         req_finish(s, s->waiting.v[s->waiting.n - 1], NULL, FINISH_ERROR, err);
 }
 
-/* Device time of the decode part, for the choice of depth. */
+/* Device time of the decode part: its sums, and for the choice of depth. */
 static void time_result(struct sched *s, const struct flight *f, const struct step *st)
 {
-    if (!s->c.adapt || !f->n_req || !st->stamps)
+    if (!f->n_req || !st->stamps)
+        return;
+    for (int i = STAMP_BEGIN + 1; i < N_STAMPS; i++)
+        if (st->stamps[i] && st->stamps[i - 1])
+            s->st.part_us[i - 1] += (double)(st->stamps[i] - st->stamps[i - 1]) * 1e-3;
+    if (!s->c.adapt)
         return;
     int last = f->depth && f->n_may ? STAMP_DRAFT : STAMP_ACCEPT;
     int64_t ns = st->stamps[last] - st->stamps[STAMP_BEGIN];

@@ -54,12 +54,13 @@ struct sched_stats {
     int64_t generated;                        /* tokens in events */
     struct spec_sums spec[SPEC_MODEL + 1];    /* by where a request's drafts come from */
     int64_t n_preempted, n_nan;
-    int64_t n_stale;     /* records whose request had left its slot */
-    int64_t n_late;      /* of those, records that carried tokens */
-    int64_t n_trimmed;   /* tokens dropped behind a stop string */
-    int64_t n_stalled;   /* decode turns skipped for want of pages */
-    int64_t n_overshoot; /* pages held for rows that an end made needless */
-    int64_t n_reused;    /* slots started again in the step after their user left */
+    int64_t n_stale;              /* records whose request had left its slot */
+    int64_t n_late;               /* of those, records that carried tokens */
+    int64_t n_trimmed;            /* tokens dropped behind a stop string */
+    int64_t n_stalled;            /* decode turns skipped for want of pages */
+    int64_t n_overshoot;          /* pages held for rows that an end made needless */
+    int64_t n_reused;             /* slots started again in the step after their user left */
+    double part_us[N_STAMPS - 1]; /* device time of decodes between their stamps */
 };
 
 struct sched_conf {
@@ -73,13 +74,14 @@ struct sched_conf {
     int queue_max; /* live requests beyond reqs_max */
     int steps;     /* in flight: 1 … STEPS_MAX */
     /* speculation; 1, 1, 1, 0, false, false without: */
-    int rows;   /* most rows of a request in a decode step: root and drafts */
-    int emit;   /* most tokens a decode step adds: drafts on a path, and one */
-    int ahead;  /* positions past the committed length that a step may write */
-    int depth;  /* of the model drafter's rounds; 0: there is none */
-    bool ratio; /* chains of the drafter are accepted by ratio rejection */
-    bool adapt; /* the depth follows measured times and acceptance */
-    bool ngram; /* a request may ask for prompt lookup */
+    int rows;           /* most rows of a request in a decode step: root and drafts */
+    int emit;           /* most tokens a decode step adds: drafts on a path, and one */
+    int ahead;          /* positions past the committed length that a step may write */
+    int depth;          /* of the model drafter's rounds; 0: there is none */
+    bool ratio;         /* chains of the drafter are accepted by ratio rejection */
+    bool adapt;         /* the depth follows measured times and acceptance */
+    bool ngram;         /* a request may ask for prompt lookup */
+    bool prefill_first; /* no decode in a step that has prefill */
     int vocab;
     int n_eos;
     int32_t eos[16];

@@ -584,6 +584,29 @@ START_TEST(prefill_share)
 }
 END_TEST
 
+/* Offline: what has its prompt waits until all prompts are through. */
+START_TEST(prefill_before_decode)
+{
+    struct sched_conf c = small();
+    c.prefill_first = true;
+    struct rig *m = rig_open(c);
+    for (int i = 1; i <= 3; i++)
+        must(m, req((uint64_t)i, 60, 5));
+    int n_prefill = 0, n_decode = 0;
+    for (sched_turn(m->f.s); m->f.n_queue; sched_turn(m->f.s)) {
+        const struct step *st = m->f.queue[0];
+        ck_assert(st->n_req == 0 || st->n_chunk == 0);
+        ck_assert(st->n_req == 0 || st->n_req == 3);
+        ck_assert(st->n_chunk == 0 || n_decode == 0);
+        n_prefill += st->n_chunk > 0;
+        n_decode += st->n_req > 0;
+        fake_run_one(&m->f);
+    }
+    ck_assert(n_prefill == 3 && n_decode >= 4);
+    rig_close(m);
+}
+END_TEST
+
 START_TEST(cancel_in_every_state)
 {
     struct rig *m = rig_open(small());
@@ -826,6 +849,7 @@ Suite *suite_sched(void)
     tcase_add_test(c, youngest_yields);
     tcase_add_test(c, paused);
     tcase_add_test(c, prefill_share);
+    tcase_add_test(c, prefill_before_decode);
     tcase_add_test(c, cancel_in_every_state);
     tcase_add_test(c, nan_ends_one);
     tcase_add_test(c, device_fails);
