@@ -1,4 +1,5 @@
-/* Load generator for completions endpoints on this machine: N connections, one thread, epoll.
+/* Load generator for completions endpoints on this machine: N connections, epoll, one process or
+ * several that share the connections and put their results together.
  *
  * Every stream is checked: status 200, well-formed chunks, one finish_reason, the number of tokens
  * asked for, [DONE]. The CPU time of the server and of its loop thread comes from /proc. Prints one
@@ -18,7 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/base/buf.h"
@@ -31,12 +34,14 @@ static const char *const mode_name[] = {"steady", "disconnect", "slow", "malform
 
 static struct {
     enum mode mode;
-    int port, conns, requests, tokens, prompt, vocab, drop, slow_us, pid;
+    int port, conns, requests, tokens, prompt, vocab, drop, slow_us, pid, procs;
+    int first; /* number of this process's first request: prompts depend on it */
     uint64_t seed;
     double seconds;
     const char *text, *key, *loop;
     bool same;
 } opt = {.conns = 8,
+         .procs = 1,
          .tokens = 64,
          .prompt = 64,
          .vocab = 4000,
@@ -281,7 +286,7 @@ static void start(struct conn *c)
         shut(c, false);
         return;
     }
-    build_request(c, st.started++);
+    build_request(c, opt.first + st.started++);
     c->sent = 0;
     c->status = c->events = c->tokens = c->finishes = 0;
     c->t_first = c->t_last = c->max_gap = 0;
@@ -570,7 +575,8 @@ static void usage(void)
           "  --slow-ms N    pause between reads of 256 bytes in mode slow (20)\n"
           "  --pid N        the server, for CPU time   --loop NAME   its loop thread (specd-loop)\n"
           "  --key KEY      bearer key                 --seed N      of the prompts (1)\n"
-          "  --seconds S    the end of it in any case (120)\n",
+          "  --seconds S    the end of it in any case (120)\n"
+          "  --procs N      processes of this generator, which share the connections (1)\n",
           stderr);
     exit(2);
 }
@@ -583,11 +589,12 @@ static void options(int argc, char **argv)
         {"text", 1, 0, 'x'},    {"same", 0, 0, 'e'},   {"drop", 1, 0, 'd'},
         {"slow-ms", 1, 0, 'w'}, {"pid", 1, 0, 'p'},    {"loop", 1, 0, 'l'},
         {"key", 1, 0, 'k'},     {"seed", 1, 0, 's'},   {"seconds", 1, 0, 'T'},
-        {"port", 1, 0, 'P'},    {0, 0, 0, 0},
+        {"port", 1, 0, 'P'},    {"procs", 1, 0, 'j'},  {0, 0, 0, 0},
     };
-    int *const number[128] = {['c'] = &opt.conns,  ['r'] = &opt.requests, ['t'] = &opt.tokens,
-                              ['n'] = &opt.prompt, ['v'] = &opt.vocab,    ['d'] = &opt.drop,
-                              ['p'] = &opt.pid,    ['P'] = &opt.port,     ['w'] = &opt.slow_us};
+    int *const number[128] = {
+        ['c'] = &opt.conns,   ['r'] = &opt.requests, ['t'] = &opt.tokens, ['n'] = &opt.prompt,
+        ['v'] = &opt.vocab,   ['d'] = &opt.drop,     ['p'] = &opt.pid,    ['P'] = &opt.port,
+        ['w'] = &opt.slow_us, ['j'] = &opt.procs};
     for (int o; (o = getopt_long(argc, argv, "", list, NULL)) != -1;) {
         if (o == '?')
             usage();
@@ -616,15 +623,87 @@ static void options(int argc, char **argv)
         if (o == 'e')
             opt.same = true;
     }
-    if (opt.port <= 0 || opt.conns <= 0 || opt.vocab <= 100 || opt.tokens <= 0)
+    if (opt.port <= 0 || opt.conns <= 0 || opt.vocab <= 100 || opt.tokens <= 0 || opt.procs < 1)
         usage();
+    opt.procs = opt.procs < opt.conns ? opt.procs : opt.conns;
     if (opt.requests < opt.conns)
         opt.requests = opt.conns;
 }
 
-int main(int argc, char **argv)
+/* ---- several processes ---- */
+
+/* A process's results in memory that all see: counts, then its series one after the other. */
+struct results {
+    int ended, ok, incomplete, errors, dropped;
+    int64_t tokens, events;
+    int status[600];
+    uint64_t hash;
+    bool have_hash, hash_differs;
+    size_t n_ttft, n_gap, n_slow;
+    double value[]; /* [3 * requests]: at most one of each a request */
+};
+
+static size_t results_bytes(void)
 {
-    options(argc, argv);
+    return sizeof(struct results) + 3 * (size_t)opt.requests * sizeof(double);
+}
+
+static double *put_series(double *at, const struct series *s)
+{
+    if (s->n)
+        memcpy(at, s->v, s->n * sizeof *at);
+    return at + s->n;
+}
+
+static const double *take_series(struct series *s, const double *at, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        add(s, at[i]);
+    return at + n;
+}
+
+static void results_put(struct results *r)
+{
+    r->ended = st.ended;
+    r->ok = st.ok;
+    r->incomplete = st.incomplete;
+    r->errors = st.errors;
+    r->dropped = st.dropped;
+    r->tokens = st.tokens;
+    r->events = st.events;
+    memcpy(r->status, st.status, sizeof r->status);
+    r->hash = st.hash;
+    r->have_hash = st.have_hash;
+    r->hash_differs = st.hash_differs;
+    r->n_ttft = st.ttft.n;
+    r->n_gap = st.gap.n;
+    r->n_slow = st.gap_slow.n;
+    put_series(put_series(put_series(r->value, &st.ttft), &st.gap), &st.gap_slow);
+}
+
+static void results_add(const struct results *r)
+{
+    st.ended += r->ended;
+    st.ok += r->ok;
+    st.incomplete += r->incomplete;
+    st.errors += r->errors;
+    st.dropped += r->dropped;
+    st.tokens += r->tokens;
+    st.events += r->events;
+    for (int i = 0; i < 600; i++)
+        st.status[i] += r->status[i];
+    st.hash_differs |= r->hash_differs;
+    st.hash_differs |= st.have_hash && r->have_hash && st.hash != r->hash;
+    st.hash = r->have_hash ? r->hash : st.hash;
+    st.have_hash |= r->have_hash;
+    take_series(&st.gap_slow,
+                take_series(&st.gap, take_series(&st.ttft, r->value, r->n_ttft), r->n_gap),
+                r->n_slow);
+}
+
+/* Opens the connections and runs this process's requests. */
+static void run_all(void)
+{
     struct conn *conns = MEM_ARRAY(struct conn, opt.conns);
     st.ep = epoll_create1(EPOLL_CLOEXEC);
     for (int i = 0; i < opt.conns; i++) {
@@ -634,14 +713,7 @@ int main(int argc, char **argv)
         buf_init(&conns[i].head, 65536);
         buf_init(&conns[i].line, 1 << 20);
     }
-    struct cpu before = server_cpu();
-    int64_t t0 = clock_us();
     run(conns);
-    double seconds = (double)(clock_us() - t0) / 1e6;
-    struct cpu used = server_cpu();
-    used.all -= before.all;
-    used.loop -= before.loop;
-    print(seconds, used);
     for (int i = 0; i < opt.conns; i++) {
         shut(&conns[i], false);
         buf_done(&conns[i].out);
@@ -649,9 +721,62 @@ int main(int argc, char **argv)
         buf_done(&conns[i].line);
     }
     mem_free(conns);
+    close(st.ep);
+}
+
+/* Process `i` takes its part of connections and requests. */
+static void run_part(int i, struct results *r)
+{
+    int n = opt.procs, conns = opt.conns, requests = opt.requests;
+    opt.conns = conns / n + (i < conns % n);
+    opt.requests = requests / n + (i < requests % n);
+    opt.first = i * (requests / n) + (i < requests % n ? i : requests % n);
+    run_all();
+    results_put(r);
+}
+
+/* False: a process died. */
+static bool run_processes(void)
+{
+    size_t bytes = (results_bytes() + 4095) / 4096 * 4096;
+    char *all = mmap(NULL, bytes * (size_t)opt.procs, PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED)
+        return false;
+    bool good = true;
+    for (int i = 0; i < opt.procs; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            run_part(i, (struct results *)(all + bytes * (size_t)i));
+            _exit(0);
+        }
+        good &= pid > 0;
+    }
+    for (int status; wait(&status) > 0;)
+        good &= status == 0;
+    for (int i = 0; i < opt.procs; i++)
+        results_add((struct results *)(all + bytes * (size_t)i));
+    munmap(all, bytes * (size_t)opt.procs);
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    bool good = true;
+    options(argc, argv);
+    struct cpu before = server_cpu();
+    int64_t t0 = clock_us();
+    if (opt.procs > 1)
+        good = run_processes();
+    else
+        run_all();
+    double seconds = (double)(clock_us() - t0) / 1e6;
+    struct cpu used = server_cpu();
+    used.all -= before.all;
+    used.loop -= before.loop;
+    print(seconds, used);
     mem_free(st.ttft.v);
     mem_free(st.gap.v);
     mem_free(st.gap_slow.v);
-    close(st.ep);
-    return st.incomplete || st.errors || st.ended < opt.requests || st.hash_differs;
+    return !good || st.incomplete || st.errors || st.ended < opt.requests || st.hash_differs;
 }

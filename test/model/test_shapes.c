@@ -21,6 +21,7 @@ static const struct shape {
     {"llama-3.1-8b", "llama", 8030261248, 32, 0, 2048, false},
     {"qwen3-8b", "qwen3", 8190735360, 36, 0, 2048, false},
     {"qwen3-30b-a3b", "qwen3_moe", 30532122624, 48, 0, 1024, false},
+    {"qwen3-2layer", "qwen3", 82250496, 2, 0, 256, false},
     {"deepseek-v2-lite", "deepseek", 15706484224, 27, 0, 576, false},
     {"deepseek-v3", "deepseek", 671026419200, 61, 1, 576, true},
     {"kimi-k2", "deepseek", 1026408232448, 61, 0, 576, true},
