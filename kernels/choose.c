@@ -1,6 +1,7 @@
 /* The device decision; see the header. Pure. */
 #include "kernels/choose.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int gpu_usable(const struct gpu_facts *f, struct err *e)
@@ -25,6 +26,20 @@ int gpu_usable(const struct gpu_facts *f, struct err *e)
     return OK;
 }
 
+int dev_ordinal(int *ordinal, const char *want, struct err *e)
+{
+    char *end = NULL;
+    *ordinal = 0;
+    if (!want || strncmp(want, "cuda:", 5) != 0)
+        return OK;
+    const char *n = want + 5;
+    long v = *n >= '0' && *n <= '9' ? strtol(n, &end, 10) : -1;
+    if (v < 0 || v > 1023 || *end)
+        return FAIL(e, E_INVAL, "device '%s': cuda:N needs the number of a GPU", want);
+    *ordinal = (int)v;
+    return OK;
+}
+
 int dev_decide(const char **name, const char *want, const struct gpu_facts *f, struct err *why,
                struct err *e)
 {
@@ -33,8 +48,8 @@ int dev_decide(const char **name, const char *want, const struct gpu_facts *f, s
     *name = "cpu";
     if (!any && !strcmp(want, "cpu"))
         return OK;
-    if (!any && strcmp(want, "cuda") != 0)
-        return FAIL(e, E_UNSUPPORTED, "device '%s' does not exist: auto, cpu, cuda", want);
+    if (!any && strcmp(want, "cuda") != 0 && strncmp(want, "cuda:", 5) != 0)
+        return FAIL(e, E_UNSUPPORTED, "device '%s' does not exist: auto, cpu, cuda, cuda:N", want);
     if (any && !f->built)
         return OK;
     int r = gpu_usable(f, any ? why : e);

@@ -20,9 +20,11 @@ struct gpu_facts {
 /* OK when the GPU that is meant can be used, else E_UNSUPPORTED (E_INVAL: there is no such ordinal)
  * with the reason. A driver of an older major version than the toolkit cannot run the build. */
 int gpu_usable(const struct gpu_facts *f, struct err *e);
-/* `want` is "auto" (or NULL), "cpu" or "cuda"; *name becomes "cpu" or "cuda". Auto takes a usable
- * GPU, else the CPU, and then *why says why not (its code is OK without CUDA in the build: nobody
- * expects a GPU there). What was asked for by name is never replaced. */
+/* The GPU that `want` means: N of "cuda:N", else 0. E_INVAL: what follows "cuda:" is no number. */
+int dev_ordinal(int *ordinal, const char *want, struct err *e);
+/* `want` is "auto" (or NULL), "cpu", "cuda" or "cuda:N"; *name becomes "cpu" or "cuda". Auto takes
+ * a usable GPU, else the CPU, and then *why says why not (its code is OK without CUDA in the build:
+ * nobody expects a GPU there). What was asked for by name is never replaced. */
 int dev_decide(const char **name, const char *want, const struct gpu_facts *f, struct err *why,
                struct err *e);
 /* Asks the machine. */

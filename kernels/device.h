@@ -39,6 +39,24 @@ struct dev_counts {
     int64_t replays;    /* graphs replayed */
 };
 
+/* What load() takes: spans of host memory that do not overlap. Spans that are there already are
+ * left alone. */
+struct dev_span {
+    const void *host;
+    size_t bytes;
+};
+struct dev_load {
+    const struct dev_span *span;
+    size_t n;
+    int threads; /* helpers that read and copy; >= 1 */
+    /* Writes bytes [from, from + n) of span i to dst; any thread, from a multiple of 64. So what
+     * lies at `host` need not exist before. NULL: it is copied from there. */
+    void (*make)(void *ud, size_t i, size_t from, size_t n, void *dst);
+    /* Bytes on their way so far; now and then, on the calling thread. May be NULL. */
+    void (*progress)(void *ud, size_t done, size_t total);
+    void *ud;
+};
+
 struct dev_ops {
     const char *name;    /* "cpu", "cuda" */
     enum dtype kv_dtype; /* what KV pools hold */
@@ -61,13 +79,16 @@ struct dev_ops {
      * word instead of waiting. query() tells, without waiting, whether the device has failed. */
     int (*mark)(struct dev *d, int64_t *word, int64_t value, struct err *e);
     int (*query)(struct dev *d, struct err *e);
-    /* Weights. mirror() makes host memory (a mapped file) readable by operations until the device
-     * closes; NULL where operations read host memory as it is. resolve() gives the device address
-     * of a mirrored one; descriptions of weights in operation arguments keep host addresses, only
-     * those copied into device memory must be resolved. */
+    /* Weights. load() makes host memory (mapped files) readable by operations until the device
+     * closes, mirror() one piece of it; both NULL where operations read host memory as it is.
+     * resolve() gives the device address of a loaded one; descriptions of weights in operation
+     * arguments keep host addresses, only those copied into device memory must be resolved. */
     int (*mirror)(struct dev *d, const void *host, size_t bytes, struct err *e);
     const void *(*resolve)(const struct dev *d, const void *host);
     const struct op_table *ops;
+    int (*load)(struct dev *d, const struct dev_load *l, struct err *e);
+    /* Bytes of the device's own memory; 0 and 0 where it has none. */
+    void (*memory)(const struct dev *d, int64_t *free, int64_t *total);
 };
 
 extern const struct dev_ops dev_cpu;

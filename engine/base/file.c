@@ -41,6 +41,24 @@ void file_map_close(struct file_map *m)
     *m = (struct file_map){0};
 }
 
+void file_will_read(const char *p, size_t n)
+{
+#ifdef MADV_POPULATE_READ
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), off = (size_t)p & (page - 1);
+    if (n >= page)
+        madvise((void *)((size_t)p - off), n + off, MADV_POPULATE_READ); /* older kernels refuse */
+#else
+    (void)p;
+    (void)n;
+#endif
+}
+
+void file_map_release(const struct file_map *m)
+{
+    if (m->len)
+        madvise((void *)(size_t)m->p, m->len, MADV_DONTNEED);
+}
+
 int file_read(char **out, size_t *len, const char *path, size_t max, struct err *e)
 {
     struct file_map m = {0};

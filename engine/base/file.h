@@ -14,6 +14,10 @@ struct file_map {
 
 int file_map_open(struct file_map *m, const char *path, struct err *e);
 void file_map_close(struct file_map *m);
+/* Hints. Part of a map is about to be read: its pages come in with one call instead of one by one.
+ * Nothing of a map is read for a while: its pages leave this process (the system may keep them). */
+void file_will_read(const char *p, size_t n);
+void file_map_release(const struct file_map *m);
 /* Whole file as a NUL-terminated string (mem_free). E_RANGE when longer than max. */
 int file_read(char **out, size_t *len, const char *path, size_t max, struct err *e);
 bool file_exists(const char *path);

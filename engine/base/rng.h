@@ -10,9 +10,12 @@ struct rng {
     uint64_t s;
 };
 
+/* A draw adds this to the state: n draws can be skipped at once. */
+#define RNG_STEP 0x9e3779b97f4a7c15ull
+
 static inline uint64_t rng_u64(struct rng *r)
 {
-    uint64_t z = (r->s += 0x9e3779b97f4a7c15ull);
+    uint64_t z = (r->s += RNG_STEP);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);

@@ -113,43 +113,82 @@ static uint8_t to_fp8(float v)
     return (uint8_t)((v < 0) << 7 | m);
 }
 
-struct work {
-    const struct tensor *v;
-    size_t n;
-    size_t next; /* atomic: blocks given out */
-    uint8_t fp8[256];
-};
+/* The values of the 256 draws that an fp8 element is made from; made once, by any thread. */
+static uint8_t fp8_value[256];
+static pthread_once_t fp8_once = PTHREAD_ONCE_INIT;
 
-static float spread(const struct tensor *x, uint32_t r, float steps)
+static float spread(float lo, float hi, uint32_t r, float steps)
 {
-    return x->lo + (x->hi - x->lo) * (((float)r + 0.5f) / steps);
+    return lo + (hi - lo) * (((float)r + 0.5f) / steps);
 }
 
-/* Elements [from, to) of x; the noise is a function of name and block. */
-static void fill_block(const struct work *w, const struct tensor *x, size_t from, size_t to)
+static void make_fp8(void)
 {
-    struct rng g = {.s = 0xcbf29ce484222325ull + from};
-    for (const char *s = x->name; *s; s++)
-        g.s = (g.s ^ (unsigned char)*s) * 0x100000001b3ull;
-    char *p = (char *)(size_t)x->p;
+    for (uint32_t i = 0; i < 256; i++)
+        fp8_value[i] = to_fp8(spread(-FP8_AMP, FP8_AMP, i, 256));
+}
+
+/* A draw makes 8 bytes of elements; a float takes one of its own. */
+static size_t per_draw(enum dtype dt)
+{
+    return dt == DT_F32 ? 1 : 8 / dtype_size(dt);
+}
+
+/* Elements [i, i + n) of a block whose noise is s, i a multiple of per_draw: draw k is a function
+ * of s and k alone (rng.h: the state advances by a constant), so that any part can be made. */
+static void fill_part(const struct tensor *x, uint64_t s, size_t i, size_t n, char *p)
+{
+    struct rng g = {.s = s + i / per_draw(x->dt) * RNG_STEP};
+    const float lo = x->lo, hi = x->hi;
     if (x->dt == DT_F32) {
-        for (size_t i = from; i < to; i++)
-            ((float *)p)[i] = spread(x, (uint32_t)(rng_u64(&g) >> 48), 65536);
+        float *f = (float *)(void *)p;
+        for (size_t k = 0; k < n; k++)
+            f[k] = spread(lo, hi, (uint32_t)(rng_u64(&g) >> 48), 65536);
     } else if (x->dt == DT_F8E4M3) {
-        for (size_t i = from; i < to;)
-            for (uint64_t r = rng_u64(&g), k = 0; k < 8 && i < to; k++, r >>= 8)
-                p[i++] = (char)w->fp8[r & 255];
+        for (size_t k = 0; k < n;)
+            for (uint64_t r = rng_u64(&g), j = 0; j < 8 && k < n; j++, r >>= 8)
+                p[k++] = (char)fp8_value[r & 255];
     } else {
         CHECK(x->dt == DT_BF16);
-        for (size_t i = from; i < to;)
-            for (uint64_t r = rng_u64(&g), k = 0; k < 4 && i < to; k++, r >>= 16)
-                ((uint16_t *)p)[i++] = to_bf16(spread(x, (uint32_t)(r & 65535), 65536));
+        uint16_t *h = (uint16_t *)(void *)p;
+        size_t whole = n & ~(size_t)3, k = 0;
+        for (; k < whole; k += 4) {
+            uint64_t r = rng_u64(&g);
+            for (size_t j = 0; j < 4; j++)
+                h[k + j] = to_bf16(spread(lo, hi, (uint32_t)(r >> 16 * j & 65535), 65536));
+        }
+        for (uint64_t r = k < n ? rng_u64(&g) : 0; k < n; k++, r >>= 16)
+            h[k] = to_bf16(spread(lo, hi, (uint32_t)(r & 65535), 65536));
     }
 }
 
-static size_t elements(const struct tensor *x)
+void dummy_make(const struct tensor *x, size_t from, size_t n, void *dst)
 {
-    return x->used && !x->made ? x->bytes / dtype_size(x->dt) : 0;
+    size_t size = dtype_size(x->dt), i = from / size, end = i + n / size;
+    CHECK(from % 64 == 0 && n % size == 0);
+    CHECK(pthread_once(&fp8_once, make_fp8) == 0);
+    for (char *p = dst; i < end;) { /* noise is a function of name and block */
+        size_t block = i & ~(size_t)(BLOCK - 1), stop = block + BLOCK < end ? block + BLOCK : end;
+        uint64_t name = 0xcbf29ce484222325ull + block;
+        for (const char *s = x->name; *s; s++)
+            name = (name ^ (unsigned char)*s) * 0x100000001b3ull;
+        fill_part(x, name, i - block, stop - i, p);
+        p += (stop - i) * size;
+        i = stop;
+    }
+}
+
+struct work {
+    const struct tensor *v;
+    size_t n;
+    bool small;
+    size_t next; /* atomic: blocks given out */
+};
+
+static size_t elements(const struct work *w, const struct tensor *x)
+{
+    bool due = x->used && !x->made && (!w->small || x->rank == 1);
+    return due ? x->bytes / dtype_size(x->dt) : 0;
 }
 
 /* Every thread walks the list and fills the blocks whose number it draws. */
@@ -158,24 +197,22 @@ static void run(void *ud)
     struct work *w = ud;
     size_t mine = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED), at = 0;
     for (size_t i = 0; i < w->n; i++) {
-        size_t n = elements(&w->v[i]), blocks = (n + BLOCK - 1) / BLOCK;
+        const struct tensor *x = &w->v[i];
+        size_t n = elements(w, x), blocks = (n + BLOCK - 1) / BLOCK, size = dtype_size(x->dt);
         for (; mine < at + blocks; mine = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED)) {
-            size_t from = (mine - at) * BLOCK;
-            fill_block(w, &w->v[i], from, n - from < BLOCK ? n : from + BLOCK);
+            size_t from = (mine - at) * BLOCK, count = n - from < BLOCK ? n - from : BLOCK;
+            dummy_make(x, from * size, count * size, (char *)(size_t)x->p + from * size);
         }
         at += blocks;
     }
 }
 
-void dummy_fill(const struct tensor *v, size_t n, int threads)
+void dummy_fill(const struct tensor *v, size_t n, bool small, int threads)
 {
-    struct work w = {.v = v, .n = n};
+    struct work w = {.v = v, .n = n, .small = small};
     struct thread t[THREADS_MAX] = {0};
-    const struct tensor byte = {.lo = -FP8_AMP, .hi = FP8_AMP};
-    for (uint32_t i = 0; i < 256; i++)
-        w.fp8[i] = to_fp8(spread(&byte, i, 256));
     int more = threads > THREADS_MAX ? THREADS_MAX - 1 : threads - 1;
-    for (int i = 0; i < more; i++)
+    for (int i = 0; i < more && !small; i++)
         thread_start(&t[i], "weights", run, &w);
     run(&w);
     for (int i = 0; i < more; i++)

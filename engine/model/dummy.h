@@ -26,7 +26,10 @@ int dummy_reserve(struct dummy *d, void **out, size_t bytes, struct err *e);
 /* Sets lo and hi of a tensor by name, type and rank; fan_in is its last size. A block scale of an
  * fp8 product takes the name and fan in of the product. */
 void dummy_bounds(const struct dummy *d, struct tensor *x, const char *product, int64_t fan_in);
-/* Makes the values of all tensors in use that have none yet. */
-void dummy_fill(const struct tensor *v, size_t n, int threads);
+/* Makes the values of all tensors in use that have none yet; small: of vectors only. */
+void dummy_fill(const struct tensor *v, size_t n, bool small, int threads);
+/* Bytes [from, from + n) of the values of x to dst, whether or not they have been made; from is a
+ * multiple of 64. Any thread. */
+void dummy_make(const struct tensor *x, size_t from, size_t n, void *dst);
 
 #endif

@@ -19,6 +19,8 @@ struct model {
     struct model *target; /* a drafter's; else NULL */
     char *arch;
     int threads;
+    void (*progress)(void *ud, size_t done, size_t total);
+    void *ud;
     int rows_max; /* 0: not placed */
 };
 
@@ -195,6 +197,8 @@ static int open_conf(struct model **out, const struct model_conf *c, struct mode
         return FAIL(e, E_INVAL, "num_layers cuts generated weights only (load_format dummy)");
     struct model *m = MEM_NEW(struct model);
     m->threads = c->threads;
+    m->progress = c->progress;
+    m->ud = c->ud;
     m->target = target;
     int ret = read_all(m, c, e);
     if (ret < 0) {
@@ -222,7 +226,12 @@ int model_open_mtp(struct model **out, struct model *target, struct err *e)
     if (!f)
         return FAIL(e, E_UNSUPPORTED, "%s models have no next-token (MTP) layers", target->f->name);
     struct model *m = MEM_NEW(struct model);
-    *m = (struct model){.f = f, .target = target, .t = target->t, .threads = target->threads};
+    *m = (struct model){.f = f,
+                        .target = target,
+                        .t = target->t,
+                        .threads = target->threads,
+                        .progress = target->progress,
+                        .ud = target->ud};
     m->arch = mem_strdup(target->arch);
     m->info.arch = m->arch;
     m->info.family = f->name;
@@ -291,6 +300,54 @@ size_t model_device_bytes(const struct model *m, int rows_max, int len_max)
     return m->f->device_bytes(m->priv, rows_max, len_max);
 }
 
+struct loading {
+    struct model *m;
+    struct dev_span *span;
+    size_t *tensor; /* of each span */
+    size_t n;
+};
+
+static void make_bytes(void *ud, size_t i, size_t from, size_t n, void *dst)
+{
+    const struct loading *g = ud;
+    tensors_make(g->m->t, g->tensor[i], from, n, dst);
+}
+
+static void note_progress(void *ud, size_t done, size_t total)
+{
+    const struct loading *g = ud;
+    if (g->m->progress)
+        g->m->progress(g->m->ud, done, total);
+}
+
+/* All weights in use to the device's memory; generated ones never exist in the host's. */
+static int load(struct model *m, const struct dev_ops *ops, struct dev *d, struct err *e)
+{
+    size_t all = tensors_count(m->t);
+    struct loading g = {.m = m};
+    g.span = MEM_ARRAY(struct dev_span, all + 1);
+    g.tensor = MEM_ARRAY(size_t, all + 1);
+    for (size_t i = 0; i < all; i++) {
+        const struct tensor *t = tensors_at(m->t, i);
+        if (!t->used)
+            continue;
+        g.span[g.n] = (struct dev_span){t->p, t->bytes};
+        g.tensor[g.n++] = i;
+    }
+    tensors_fill_small(m->t);
+    struct dev_load l = {.span = g.span,
+                         .n = g.n,
+                         .threads = m->threads > 1 ? m->threads : 1,
+                         .make = make_bytes,
+                         .progress = note_progress,
+                         .ud = &g};
+    int ret = ops->load(d, &l, e);
+    tensors_release(m->t);
+    mem_free(g.span);
+    mem_free(g.tensor);
+    return ret;
+}
+
 int model_place(struct model *m, const struct dev_ops *ops, struct dev *d, int rows_max,
                 int len_max, struct err *e)
 {
@@ -300,12 +357,10 @@ int model_place(struct model *m, const struct dev_ops *ops, struct dev *d, int r
     if (len_max < 1 || len_max > m->info.pos_max)
         return FAIL(e, E_INVAL, "length %d is not within the %d positions of the %s %s", len_max,
                     m->info.pos_max, m->target ? "drafter" : "model", m->arch);
-    tensors_fill(m->t, m->threads);
-    for (size_t i = 0; ops->mirror && i < tensors_count(m->t); i++) {
-        const struct tensor *t = tensors_at(m->t, i);
-        if (t->used)
-            TRY(ops->mirror(d, t->p, t->bytes, e));
-    }
+    if (ops->load)
+        TRY(load(m, ops, d, e));
+    else
+        tensors_fill(m->t, m->threads);
     TRY(m->f->place(m->priv, ops, d, rows_max, len_max, e));
     m->rows_max = rows_max;
     return OK;

@@ -71,6 +71,9 @@ struct model_conf {
     /* This rank's communicator: the model is its part of the weights, and widths of KV groups and
      * heads of needs are the part's. NULL: the whole. Drafters are whole on every rank. */
     struct comm *comm;
+    /* How far the copy of the weights to a device is; now and then, by who places the model. */
+    void (*progress)(void *ud, size_t done, size_t total);
+    void *ud;
 };
 
 int model_open(struct model **out, const char *dir, struct err *e);

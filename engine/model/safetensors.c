@@ -86,10 +86,35 @@ struct tensors *tensors_generate(bool wrapped, int n_layer)
 void tensors_fill(struct tensors *t, int threads)
 {
     if (t->gen)
-        dummy_fill(t->v, t->n, threads);
+        dummy_fill(t->v, t->n, false, threads);
     for (size_t i = 0; t->gen && i < t->n; i++)
         t->v[i].made |= t->v[i].used;
     shard_fill(&t->cut, t->v);
+}
+
+void tensors_fill_small(struct tensors *t)
+{
+    if (t->gen)
+        dummy_fill(t->v, t->n, true, 1);
+}
+
+void tensors_make(const struct tensors *t, size_t i, size_t from, size_t n, void *dst)
+{
+    const struct tensor *x = &t->v[i];
+    if (t->gen) {
+        dummy_make(x, from, n, dst);
+        return;
+    }
+    const char *p = (const char *)x->p + from;
+    if (t->n_map)
+        file_will_read(p, n);
+    memcpy(dst, p, n);
+}
+
+void tensors_release(struct tensors *t)
+{
+    for (size_t i = 0; i < t->n_map; i++)
+        file_map_release(&t->map[i]);
 }
 
 void tensors_close(struct tensors *t)

@@ -60,6 +60,12 @@ struct comm *tensors_comm(const struct tensors *t);
 size_t tensors_copy_bytes(const struct tensors *t); /* of column parts in use */
 /* Makes the values of what is in use and has none yet: generated tensors and column parts. */
 void tensors_fill(struct tensors *t, int threads);
+/* Instead, where weights are copied to a device: only vectors are made in host memory, and bytes
+ * [from, from + n) of tensor i go to dst as they are asked for (any thread; from is a multiple of
+ * 64). release(): the host does not need them soon; mapped pages are given back. */
+void tensors_fill_small(struct tensors *t);
+void tensors_make(const struct tensors *t, size_t i, size_t from, size_t n, void *dst);
+void tensors_release(struct tensors *t);
 
 bool tensors_generated(const struct tensors *t);
 size_t tensors_count(const struct tensors *t);

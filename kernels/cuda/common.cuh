@@ -54,8 +54,8 @@ struct dev {
     int n_plan;
     struct cuda_mirror *mirror; /* ascending by host address */
     int n_mirror, cap_mirror;
-    char *stage[2]; /* pinned, for mirrors */
-    cudaEvent_t staged[2];
+    char **weights; /* the blocks that mirrors lie in */
+    int n_weights, cap_weights;
 };
 
 static const size_t CUDA_LT_BYTES = (size_t)32 << 20;
@@ -81,6 +81,11 @@ static inline int64_t cuda_div_up(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+/* load.cu */
+int cuda_load_weights(struct dev *d, const struct dev_load *l, struct err *e);
+int cuda_mirror_one(struct dev *d, const void *host, size_t bytes, struct err *e);
+const void *cuda_resolve(const struct dev *d, const void *host);
+void cuda_weights_free(struct dev *d);
 /* The weight with device addresses. */
 struct weight cuda_weight_dev(const struct dev *d, struct weight w);
 

@@ -68,15 +68,7 @@ static void cuda_close(struct dev *d)
     if (!d)
         return;
     CHECK(d->n_block == 0 && d->n_graph == 0);
-    for (int i = 0; i < d->n_mirror; i++)
-        cudaFree(d->mirror[i].dev);
-    mem_free(d->mirror);
-    for (int i = 0; i < 2; i++) {
-        if (d->stage[i])
-            cudaFreeHost(d->stage[i]);
-        if (d->staged[i])
-            cudaEventDestroy(d->staged[i]);
-    }
+    cuda_weights_free(d);
     if (d->scratch)
         cudaFree(d->scratch);
     if (d->lt_ws)
@@ -176,7 +168,11 @@ static int cuda_record_end(struct dev *d, struct dev_graph **out, struct err *e)
 {
     cudaGraph_t g = NULL;
     d->recording = false;
-    CU(e, cudaStreamEndCapture(d->stream, &g));
+    cudaError_t end = cudaStreamEndCapture(d->stream, &g);
+    cudaGetLastError(); /* a capture that was broken off is an answer, not a fault of what follows
+                         */
+    if (end != cudaSuccess || !g)
+        return FAIL(e, E_DEVICE, "cuda: the recording was broken off: %s", cudaGetErrorString(end));
     struct dev_graph *r = MEM_NEW(struct dev_graph);
     cudaError_t st = cudaGraphInstantiate(&r->exec, g, 0);
     cudaGraphDestroy(g);
@@ -232,76 +228,19 @@ static int cuda_query(struct dev *d, struct err *e)
     return OK;
 }
 
-/* ---- weights ---- */
-
-/* Index of the first mirror whose host address is above p. */
-static int mirror_above(const struct dev *d, const char *p)
-{
-    int lo = 0, hi = d->n_mirror;
-    while (lo < hi) {
-        int mid = (lo + hi) / 2;
-        if (d->mirror[mid].host <= p)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-static const void *cuda_resolve(const struct dev *d, const void *host)
-{
-    const char *p = (const char *)host;
-    int i = mirror_above(d, p) - 1;
-    CHECK(i >= 0 && p < d->mirror[i].host + d->mirror[i].bytes);
-    return d->mirror[i].dev + (p - d->mirror[i].host);
-}
-
-struct weight cuda_weight_dev(const struct dev *d, struct weight w)
-{
-    if (w.p)
-        w.p = cuda_resolve(d, w.p);
-    if (w.scale)
-        w.scale = cuda_resolve(d, w.scale);
-    return w;
-}
-
-/* Through two pinned buffers, so that the page faults of the file overlap the copies. */
-static int mirror_in(struct dev *d, const void *host, size_t bytes, struct err *e)
-{
-    const size_t part = (size_t)16 << 20;
-    CHECK(!d->frozen && !d->recording);
-    if (!bytes)
-        return OK;
-    int at = mirror_above(d, (const char *)host);
-    if (at > 0 && d->mirror[at - 1].host == host && d->mirror[at - 1].bytes >= bytes)
-        return OK; /* a tied weight */
-    for (int i = 0; i < 2 && !d->stage[i]; i++) {
-        void *p;
-        CU(e, cudaMallocHost(&p, part));
-        d->stage[i] = (char *)p;
-        CU(e, cudaEventCreateWithFlags(&d->staged[i], cudaEventDisableTiming));
-    }
-    void *dst;
-    CU(e, cudaMalloc(&dst, bytes));
-    MEM_GROW(d->mirror, d->cap_mirror, d->n_mirror + 1);
-    for (int i = d->n_mirror++; i > at; i--)
-        d->mirror[i] = d->mirror[i - 1];
-    d->mirror[at].host = (const char *)host;
-    d->mirror[at].dev = (char *)dst;
-    d->mirror[at].bytes = bytes;
-    for (size_t o = 0, k = 0; o < bytes; o += part, k ^= 1) {
-        size_t n = bytes - o < part ? bytes - o : part;
-        CU(e, cudaEventSynchronize(d->staged[k])); /* start-up only */
-        memcpy(d->stage[k], (const char *)host + o, n);
-        CU(e, cudaMemcpyAsync((char *)dst + o, d->stage[k], n, cudaMemcpyHostToDevice, d->stream));
-        CU(e, cudaEventRecord(d->staged[k], d->stream));
-    }
-    return OK;
-}
-
 static int cuda_sm(const struct dev *d)
 {
     return d->sm;
+}
+
+static void cuda_memory(const struct dev *d, int64_t *free_bytes, int64_t *total)
+{
+    size_t f = 0, t = 0;
+    (void)d;
+    if (cudaMemGetInfo(&f, &t) != cudaSuccess)
+        cudaGetLastError(); /* 0: then nothing fits, which is said */
+    *free_bytes = (int64_t)f;
+    *total = (int64_t)t;
 }
 
 #define CUDA_OP(name) cuda_do_##name,
@@ -309,10 +248,12 @@ static const struct op_table cuda_ops = {OP_LIST(CUDA_OP)};
 #undef CUDA_OP
 
 extern "C" const struct dev_ops dev_cuda = {
-    "cuda",      DT_BF16,         cuda_open_checked, cuda_close, cuda_alloc,        cuda_free,
-    cuda_freeze, cuda_copy_in,    cuda_copy_out,     cuda_sync,  cuda_record_begin, cuda_record_end,
-    cuda_replay, cuda_graph_free, cuda_counts,       cuda_sm,    cuda_mark,         cuda_query,
-    mirror_in,   cuda_resolve,    &cuda_ops,
+    "cuda",        DT_BF16,           cuda_open_checked, cuda_close,
+    cuda_alloc,    cuda_free,         cuda_freeze,       cuda_copy_in,
+    cuda_copy_out, cuda_sync,         cuda_record_begin, cuda_record_end,
+    cuda_replay,   cuda_graph_free,   cuda_counts,       cuda_sm,
+    cuda_mark,     cuda_query,        cuda_mirror_one,   cuda_resolve,
+    &cuda_ops,     cuda_load_weights, cuda_memory,
 };
 
 extern "C" void *cuda_dev_stream(struct dev *d)

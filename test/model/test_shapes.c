@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/base/check.h"
+#include "engine/base/mem.h"
 #include "engine/model/model.h"
 #include "engine/model/safetensors.h"
 #include "engine/worker/runner.h"
@@ -162,6 +163,29 @@ START_TEST(any_threads)
 }
 END_TEST
 
+/* Values made a part at a time, wherever the cuts are, are those made at once: what a device gets
+ * is what the CPU device reads. */
+START_TEST(any_parts)
+{
+    static const size_t part[] = {64, 4096, (1 << 20) + 64, 3 << 20};
+    struct set s;
+    set_make(&s, 8, _i, 1);
+    for (size_t i = 0; i < tensors_count(s.t); i++) {
+        const struct tensor *x = tensors_at(s.t, i);
+        char *got = mem_alloc(x->bytes);
+        for (size_t c = x->bytes > 1 << 20 ? 2 : 0; c < ARRAY_LEN(part); c++) {
+            memset(got, 0x5a, x->bytes);
+            for (size_t at = 0; at < x->bytes; at += part[c])
+                tensors_make(s.t, i, at, x->bytes - at < part[c] ? x->bytes - at : part[c],
+                             got + at);
+            ck_assert_msg(memcmp(got, x->p, x->bytes) == 0, "%s in parts of %zu", x->name, part[c]);
+        }
+        mem_free(got);
+    }
+    tensors_close(s.t);
+}
+END_TEST
+
 /* Normalised embedding rows against the router: the busiest expert gets at most half as many again
  * as the mean, the idlest at least half. */
 START_TEST(balance)
@@ -256,6 +280,7 @@ Suite *suite_shapes(void)
     tcase_add_test(t, cut);
     tcase_add_loop_test(t, spreads, 0, 2);
     tcase_add_test(t, any_threads);
+    tcase_add_loop_test(t, any_parts, 0, 2);
     tcase_add_test(t, balance);
     tcase_add_loop_test(t, runs, 0, 2);
     suite_add_tcase(s, t);

@@ -63,6 +63,37 @@ START_TEST(table)
 }
 END_TEST
 
+START_TEST(ordinals)
+{
+    static const struct {
+        const char *want;
+        int ret, n;
+    } list[] = {{NULL, OK, 0},           {"auto", OK, 0},         {"cpu", OK, 0},
+                {"cuda", OK, 0},         {"cuda:0", OK, 0},       {"cuda:3", OK, 3},
+                {"cuda:", E_INVAL, 0},   {"cuda:x", E_INVAL, 0},  {"cuda:-1", E_INVAL, 0},
+                {"cuda:1x", E_INVAL, 0}, {"cuda: 1", E_INVAL, 0}, {"cuda:99999", E_INVAL, 0}};
+    for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+        struct err e = {0};
+        int n = -1;
+        ck_assert_int_eq(dev_ordinal(&n, list[i].want, &e), list[i].ret);
+        if (list[i].ret == OK)
+            ck_assert_int_eq(n, list[i].n);
+        else
+            ck_assert_msg(strstr(e.text, list[i].want) != NULL, "%s", e.text);
+    }
+    /* the number reaches the decision through the facts that were asked for it */
+    struct gpu_facts f = {
+        .built = true, .driver = 13000, .toolkit = 13000, .count = 2, .ordinal = 1, .sm = 90};
+    struct err e = {0}, why = {0};
+    const char *name;
+    ck_assert_int_eq(dev_decide(&name, "cuda:1", &f, &why, &e), OK);
+    ck_assert_str_eq(name, "cuda");
+    f.ordinal = 2;
+    ck_assert_int_eq(dev_decide(&name, "cuda:2", &f, &why, &e), E_INVAL);
+    ck_assert_msg(strstr(e.text, "GPU 2") != NULL, "%s", e.text);
+}
+END_TEST
+
 /* What the decision names is part of the build it was made for. */
 START_TEST(this_machine)
 {
@@ -82,6 +113,7 @@ Suite *suite_choose(void)
     Suite *s = suite_create("choose");
     TCase *t = tcase_create("choose");
     tcase_add_loop_test(t, table, 0, (int)ARRAY_LEN(rows));
+    tcase_add_test(t, ordinals);
     tcase_add_test(t, this_machine);
     suite_add_tcase(s, t);
     return s;
