@@ -31,6 +31,7 @@ struct engine {
     struct tokenizer *tok;
     struct engine_info info;
     char *model_dir;
+    int64_t open_us; /* when opening began */
     bool fixed_seed;
     struct rng seeds; /* the submitter's */
     bool draining;    /* atomic */
@@ -167,15 +168,15 @@ static uint64_t next_seed(void *ud)
 static int open_sched(struct engine *g, const struct engine_conf *c, const struct worker_conf *w,
                       struct err *e)
 {
-    const struct worker_info *wi = worker_info(g->worker);
+    const struct worker_info *wi = worker_info(g->worker); /* numbers left open are chosen there */
     struct sched_conf s = {
         .ops = &worker_real,
         .worker = g->worker,
         .kv = {.page = wi->page, .n_group = wi->model.n_group},
         .reqs_max = w->reqs_max,
         .slots_max = w->slots_max,
-        .rows_max = w->prefill_rows_max,
-        .len_max = w->len_max,
+        .rows_max = wi->prefill_rows_max,
+        .len_max = wi->len_max,
         .steps = c->overlap_off ? 1 : STEPS_MAX,
         .rows = wi->spec.rows,
         .emit = wi->spec.steps + 1,
@@ -231,6 +232,9 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .workspace_bytes = wi->workspace_bytes + wi->copy_bytes,
         .world = wi->world,
         .n_graph = wi->n_graph,
+        .graph_bytes = wi->graph_bytes,
+        .ready_s = (double)(clock_us() - g->open_us) * 1e-6,
+        .open_s = wi->open_s,
         .load_s = wi->load_s,
         .record_s = wi->record_s,
         .bos = mi->bos,
@@ -263,10 +267,13 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
     memcpy(o->eos, mi->eos, sizeof o->eos);
     LOG(LOG_INFO, "engine",
         "%s (%s), %.1f M parameters, on %s: context %d, %d sequences, KV %lld tokens in pages of "
-        "%d (%.1f MiB), %d graphs, ready in %.2f s",
+        "%d (%.1f MiB), %d graphs",
         mi->arch, mi->family, (double)mi->n_param * 1e-6, wi->device, o->max_model_len, w->reqs_max,
-        (long long)o->kv_tokens, wi->page, (double)wi->kv_bytes / (1 << 20), wi->n_graph,
-        wi->load_s + wi->record_s);
+        (long long)o->kv_tokens, wi->page, (double)wi->kv_bytes / (1 << 20), wi->n_graph);
+    LOG(LOG_INFO, "engine",
+        "ready in %.2f s: open %.2f, weights %.2f (%.2f GB), graphs %.2f (%.1f MiB)", o->ready_s,
+        wi->open_s, wi->load_s, (double)o->weight_bytes * 1e-9, wi->record_s,
+        (double)wi->graph_bytes / (1 << 20));
     if (wi->world > 1)
         LOG(LOG_INFO, "engine",
             "%d ranks share every layer; %.1f MiB of weights are copied to them", wi->world,
@@ -351,6 +358,7 @@ int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *w
         return FAIL(e, E_INVAL, "no model directory");
     struct worker_conf w = {0};
     struct engine *g = MEM_NEW(struct engine);
+    g->open_us = clock_us();
     mutex_init(&g->lock);
     spec_waiter_init(&g->waiter);
     g->model_dir = mem_strdup(c->model);

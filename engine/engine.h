@@ -26,15 +26,20 @@ struct engine_conf {
     const char *model;          /* directory, required; dummy: also a config.json of any name */
     bool dummy;                 /* generated weights; text needs a tokenizer.json all the same */
     int num_layers;             /* dummy: the first so many layers; 0: all */
-    const char *device;         /* "auto", "cpu" (default auto) */
+    const char *device;         /* "auto", "cpu", "cuda", "cuda:N" (default auto) */
     int threads;                /* 0: online cores; divided over the ranks */
     int tensor_parallel_size;   /* ranks that share every layer, 1 */
     int max_model_len;          /* 0: the model's */
     int max_num_seqs;           /* decoding at once, 64 */
-    int max_num_batched_tokens; /* prefill rows a step, 512 */
+    int max_num_batched_tokens; /* prefill rows a step; 0: 512 on the CPU, 2,048 on a GPU */
     int block_size;             /* tokens a page; 0: derived */
-    int64_t kv_cache_tokens; /* capacity in tokens; 0: max_num_seqs * max_model_len within 4 GiB */
-    int max_queued_requests; /* waiting, 512 */
+    /* Capacity in tokens; 0: max_num_seqs * max_model_len, on the CPU device within 4 GiB, on a GPU
+     * within what is left of its memory. */
+    int64_t kv_cache_tokens;
+    double gpu_memory_utilization;  /* share of a GPU's free memory that is used, 0.9 */
+    const char *const *allow_eager; /* [n_allow_eager] roles that may run without graphs */
+    size_t n_allow_eager;
+    int max_queued_requests;             /* waiting, 512 */
     const char *attention_backend;       /* NULL: chosen */
     const char *speculative;             /* NULL: off; auto, or an algorithm's name */
     const char *draft;                   /* directory of a drafter; NULL: none */
@@ -91,7 +96,9 @@ struct engine_info {
     int n_expert, topk;
     int64_t kv_token_bytes; /* of the model */
     int n_graph;
-    double load_s, record_s;
+    int64_t graph_bytes; /* of a GPU's memory */
+    /* Of engine_open: all of it; device, model and checks; weights and memory; graphs. */
+    double ready_s, open_s, load_s, record_s;
     int32_t bos;
     int n_eos;
     int32_t eos[16];

@@ -12,9 +12,10 @@
 
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
-enum { BUCKETS_MAX = 48, KEYS_MAX = 256, COMBINED_REQS = 8 };
+enum { BUCKETS_MAX = 48, COMBINED_REQS = 8 };
 
 #define RUN(r, op, args)                                                                           \
     do {                                                                                           \
@@ -638,9 +639,9 @@ int runner_depth(const struct spec_shape *s, int want)
     return d;
 }
 
-static int keys_of(const struct runner *r, struct graph_key *out)
+int runner_keys(const struct runner *r, struct graph_key *out)
 {
-    int buckets[2 * BUCKETS_MAX], n = 0, reqs = r->b.c.reqs_max;
+    int buckets[2 * BUCKETS_MAX], n = 0, reqs = r->sizes.reqs_max;
     const struct spec_shape *s = &r->spec_env.shape;
     for (int i = 0, m = row_buckets(reqs, s->rows, buckets, (int)ARRAY_LEN(buckets)); i < m; i++)
         out[n++] = (struct graph_key){
@@ -665,11 +666,22 @@ static int keys_of(const struct runner *r, struct graph_key *out)
 static int record_graphs(struct runner *r, struct err *e)
 {
     struct graph_key keys[KEYS_MAX];
-    int n = keys_of(r, keys);
+    int n = runner_keys(r, keys);
     CHECK(n <= KEYS_MAX);
     int64_t t0 = clock_us();
-    TRY(graph_pool_open(&r->graphs, r->ops, r->d, keys, n, graph_body_of, r, e));
-    r->info.n_graph = n;
+    TRY(graph_pool_open(&r->graphs, r->ops, r->d, keys, n, r->conf.eager, graph_body_of, r, e));
+    r->info.n_graph = 0;
+    for (int i = 0; i < N_ROLES; i++) {
+        const struct graph_report *t = graph_pool_report(r->graphs, (enum role)i);
+        r->info.n_graph += t->n;
+        r->info.graph_bytes += t->bytes;
+        if (t->eager)
+            LOG(LOG_WARN, "worker", "%s runs without graphs: %s", graph_role_name((enum role)i),
+                t->why.text);
+        else if (t->n)
+            LOG(LOG_INFO, "worker", "%d graphs of %s in %.3f s, %.1f MiB", t->n,
+                graph_role_name((enum role)i), t->seconds, (double)t->bytes / (1 << 20));
+    }
     r->info.record_s = (double)(clock_us() - t0) * 1e-6;
     return OK;
 }
@@ -680,6 +692,8 @@ int runner_open(struct runner *r, const struct worker_conf *c, struct err *e)
     int64_t t0 = clock_us();
     TRY_OUT(runner_begin(r, c, e));
     TRY_OUT(runner_choose(r, c, e));
+    r->info.open_s = (double)(clock_us() - t0) * 1e-6;
+    t0 = clock_us();
     TRY_OUT(open_attention(r, e));
     TRY_OUT(place(r, e));
     r->spec_env.slots = r->b.slots;

@@ -12,6 +12,7 @@
 enum {
     RING_DEPTH = STEPS_MAX + 1,
     NEEDS_MAX = N_ROLES * LIM_KV_GROUPS,
+    KEYS_MAX = 256,
 };
 
 struct runner {
@@ -37,7 +38,8 @@ struct runner {
     struct spec *spec;
     struct graph_pool *graphs;
     int set_max;
-    bool eager; /* tests: run the bodies instead of replaying the graphs */
+    int64_t note_first_us, note_us; /* progress of the weights: begin, last line */
+    bool eager;                     /* tests: run the bodies instead of replaying the graphs */
     bool apart; /* tests: verify and round in two launches even where one graph has both */
 };
 
@@ -48,6 +50,8 @@ int runner_choose(struct runner *r, const struct worker_conf *c, struct err *e);
 /* What every role in use needs of every group of its model, page not chosen; out[NEEDS_MAX],
  * returns how many. group[i] is the group of out[i]; may be NULL. */
 int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out, int *group);
+/* Keys of the graphs that a start records, out[KEYS_MAX]; returns how many. Needs sizes only. */
+int runner_keys(const struct runner *r, struct graph_key *out);
 size_t runner_tap_bytes(const struct runner *r);
 size_t runner_q_bytes(const struct runner *r); /* 0 without ratio rejection */
 /* The recorded depth of a round that makes at least `want` drafts a path. */

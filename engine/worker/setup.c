@@ -1,12 +1,22 @@
 /* What opening a runner decides before any memory is taken: device, model, page size, attention
  * backends, sizes. `specd plan` stops here, so its numbers are those of a start. Worker thread, or
  * whoever plans. */
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/base/check.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/kv/fit.h"
 #include "engine/worker/runner.h"
 #include "kernels/choose.h"
+
+/* Prefill tokens of one step when none are asked for. A GPU needs many rows to be busy with. */
+enum { DEF_ROWS_HOST = 512, DEF_ROWS_GPU = 2048 };
+/* Device memory set aside for recorded steps: of each graph, and of what is loaded with the first
+ * use of a kernel. */
+#define GRAPH_BYTES ((int64_t)1 << 20)
+#define KERNEL_BYTES ((int64_t)256 << 20)
 
 struct model *runner_model(const struct runner *r, enum role role)
 {
@@ -50,10 +60,11 @@ static int role_rows(const struct runner *r, enum role role)
 
 static int open_device(struct runner *r, const struct worker_conf *c, struct err *e)
 {
-    struct dev_conf dc = {.ordinal = 0, .threads = c->threads};
+    struct dev_conf dc = {.threads = c->threads};
     struct gpu_facts f;
     struct err why;
     const char *name;
+    TRY(dev_ordinal(&dc.ordinal, c->device, e));
     dev_facts(&f, dc.ordinal);
     TRY(dev_decide(&name, c->device, &f, &why, e));
     if (why.code != OK)
@@ -96,7 +107,7 @@ static int open_drafter(struct runner *r, const struct worker_conf *c, const str
     r->spec_env = (struct spec_env){.ops = r->ops,
                                     .d = r->d,
                                     .reqs_max = c->reqs_max,
-                                    .prefill_rows_max = c->prefill_rows_max,
+                                    .prefill_rows_max = r->conf.prefill_rows_max,
                                     .hidden = r->info.model.hidden,
                                     .drafter = r->drafter,
                                     .attn = r->attn};
@@ -111,16 +122,35 @@ static int open_drafter(struct runner *r, const struct worker_conf *c, const str
     return OK;
 }
 
+/* Lines on the way of the weights to the device: at most one a second, or a quarter. */
+static void note_weights(void *ud, size_t done, size_t total)
+{
+    struct runner *r = ud;
+    int64_t now = clock_us();
+    if (!r->note_us || !done)
+        r->note_first_us = r->note_us = now;
+    if (now - r->note_us < 1000000 || done >= total)
+        return;
+    r->note_us = now;
+    LOG(LOG_INFO, "worker", "weights: %.0f%% of %.2f GB, %.1f GB/s",
+        100 * (double)done / (double)total, (double)total * 1e-9,
+        (double)done * 1e-3 / (double)(now - r->note_first_us));
+}
+
 int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e)
 {
     *r = (struct runner){.conf = *c};
     r->conf.model_dir = r->conf.device = r->conf.attention_backend = NULL;
     TRY(open_device(r, c, e));
+    if (!r->conf.prefill_rows_max)
+        r->conf.prefill_rows_max = r->ops->load ? DEF_ROWS_GPU : DEF_ROWS_HOST;
     struct model_conf mc = {.path = c->model_dir,
                             .dummy = c->dummy,
                             .n_layer = c->n_layer,
                             .threads = c->threads,
-                            .comm = c->comm};
+                            .comm = c->comm,
+                            .progress = note_weights,
+                            .ud = r};
     if (c->comm && r->ops != &dev_cpu)
         return FAIL(e, E_UNSUPPORTED,
                     "tensor_parallel_size is %d, but device %s has no communicator: it runs one "
@@ -194,8 +224,9 @@ static int choose_attention(struct runner *r, const struct worker_conf *c, struc
     return ret;
 }
 
-static void attention_dims(struct runner *r, const struct worker_conf *c)
+static void attention_dims(struct runner *r)
 {
+    const struct worker_conf *c = &r->conf;
     r->info.attention_bytes = 0;
     for (int i = 0; i < N_ROLES; i++) {
         enum role role = (enum role)i;
@@ -230,35 +261,33 @@ size_t runner_q_bytes(const struct runner *r)
     return s->ratio ? slots * (size_t)s->steps * vocab * sizeof *r->draft_q : 0;
 }
 
-/* The drafter's share of weights, workspace and KV. */
-static void drafter_sizes(struct runner *r, const struct worker_conf *c)
+/* The drafter's share of workspace. */
+static void drafter_sizes(struct runner *r)
 {
-    const struct model_info *di = &r->info.draft;
-    int n_page[LIM_KV_GROUPS];
     r->info.draft_bytes = r->algo->bytes ? (int64_t)r->algo->bytes(&r->spec_env) : 0;
     if (!r->drafter)
         return;
-    for (int g = 0; g < di->n_group; g++)
-        n_page[g] = r->info.n_page[r->share];
-    r->info.draft_bytes +=
-        (int64_t)(runner_tap_bytes(r) + runner_q_bytes(r) +
-                  model_device_bytes(r->drafter, spec_drafter_rows(&r->spec_env), c->len_max));
-    r->info.draft_kv_bytes = (int64_t)kv_pool_bytes(di->group, di->n_group, n_page, r->info.page);
+    int rows = spec_drafter_rows(&r->spec_env);
+    r->info.draft_bytes += (int64_t)(runner_tap_bytes(r) + runner_q_bytes(r) +
+                                     model_device_bytes(r->drafter, rows, r->conf.len_max));
 }
 
-static int choose_sizes(struct runner *r, const struct worker_conf *c, struct err *e)
+/* Everything but KV, from the numbers in r->conf; no memory is taken. */
+static void choose_sizes(struct runner *r)
 {
-    struct model_info *mi = &r->info.model;
-    int page = r->info.page;
+    const struct worker_conf *c = &r->conf;
+    const struct model_info *mi = &r->info.model;
     const struct spec_shape *shape = &r->spec_env.shape;
+    struct graph_key keys[KEYS_MAX];
     int verify_rows = c->reqs_max * shape->rows, loop_rows = c->reqs_max * shape->topk;
+    r->spec_env.reqs_max = c->reqs_max;
+    r->spec_env.prefill_rows_max = c->prefill_rows_max;
+    r->spec_env.slots.n_slot = c->slots_max + 1; /* the arrays come with the batch */
+    r->info.table_bytes = 0;
     for (int g = 0; g < mi->n_group; g++) {
-        int64_t pages = (c->kv_tokens + page - 1) / page;
-        if (pages < 1 || pages > INT32_MAX / page)
-            return FAIL(e, E_INVAL, "a KV cache of %lld tokens cannot be addressed",
-                        (long long)c->kv_tokens);
-        r->info.n_page[g] = (int)pages;
-        r->info.pages_max[g] = kv_pages((int64_t)c->len_max + shape->ahead - 1, page);
+        r->info.pages_max[g] = kv_pages((int64_t)c->len_max + shape->ahead - 1, r->info.page);
+        r->info.table_bytes +=
+            (int64_t)(c->slots_max + 1) * r->info.pages_max[g] * (int64_t)sizeof(int32_t);
     }
     r->set_max =
         mi->n_group * (c->prefill_rows_max + c->reqs_max * (shape->ahead + shape->steps + 4));
@@ -276,17 +305,115 @@ static int choose_sizes(struct runner *r, const struct worker_conf *c, struct er
     };
     r->info.batch_bytes = (int64_t)batch_bytes(&r->sizes);
     r->info.model_bytes = (int64_t)model_device_bytes(r->model, r->sizes.rows_max, c->len_max);
-    attention_dims(r, c);
-    drafter_sizes(r, c);
+    attention_dims(r);
+    drafter_sizes(r);
     r->info.workspace_bytes =
         r->info.batch_bytes + r->info.model_bytes + r->info.attention_bytes + r->info.draft_bytes;
-    r->info.kv_bytes = (int64_t)kv_pool_bytes(mi->group, mi->n_group, r->info.n_page, page) +
-                       r->info.draft_kv_bytes;
+    r->info.n_graph = runner_keys(r, keys);
+    r->info.graph_reserve = r->info.free_bytes ? KERNEL_BYTES + r->info.n_graph * GRAPH_BYTES : 0;
+}
+
+static int64_t token_bytes(const struct model_info *mi)
+{
+    int64_t n = 0;
+    for (int g = 0; g < mi->n_group; g++)
+        n += (int64_t)mi->group[g].n_layer * (mi->group[g].k_width + mi->group[g].v_width) *
+             (int64_t)dtype_size(mi->group[g].dt);
+    return n;
+}
+
+/* What KV has to share memory with, at the sizes chosen. */
+static struct kv_ask kv_ask(const struct runner *r)
+{
+    const struct worker_info *i = &r->info;
+    int64_t token = token_bytes(&i->model) + (r->drafter ? token_bytes(&i->draft) : 0);
+    return (struct kv_ask){
+        .free = i->free_bytes,
+        .share = r->conf.memory_share > 0 ? r->conf.memory_share : 1,
+        .fixed = (int64_t)(i->model.weight_bytes + i->draft.weight_bytes) + i->copy_bytes +
+                 i->workspace_bytes + i->table_bytes + i->graph_reserve,
+        .token = token > 0 ? token : 1,
+        .asked = r->conf.kv_tokens,
+        .reqs = r->conf.reqs_max,
+        .len = r->conf.len_max,
+        .len_asked = r->conf.len_asked,
+        .page = i->page,
+        .world = i->world,
+    };
+}
+
+static void set_seqs(struct worker_conf *c, int reqs)
+{
+    c->reqs_max = reqs;
+    c->slots_max = worker_slots(reqs);
+}
+
+/* The memory is too small for this many sequences: says how many it is large enough for. */
+static void hint_seqs(const struct runner *r, struct err *e)
+{
+    struct runner t = *r; /* sizes are computed from its numbers; nothing of it is opened */
+    for (int n = r->conf.reqs_max / 2; n >= 1; n /= 2) {
+        int64_t tokens;
+        int len;
+        t.spec_env.attn = t.attn;
+        set_seqs(&t.conf, n);
+        choose_sizes(&t);
+        struct kv_ask a = kv_ask(&t);
+        if (kv_fit(&tokens, &len, &a, NULL) < 0)
+            continue;
+        size_t at = strlen(e->text);
+        snprintf(e->text + at, sizeof e->text - at,
+                 "; max_num_seqs %d fits, with %lld tokens of KV", n, (long long)tokens);
+        return;
+    }
+    size_t at = strlen(e->text);
+    snprintf(e->text + at, sizeof e->text - at, "; weights alone are %.2f GiB",
+             (double)(r->info.model.weight_bytes + r->info.draft.weight_bytes) / (1 << 30));
+}
+
+/* How much KV, and with it the context. */
+static int choose_kv(struct runner *r, struct err *e)
+{
+    struct worker_conf *c = &r->conf;
+    struct model_info *mi = &r->info.model;
+    int page = r->info.page, len = c->len_max, n_page[LIM_KV_GROUPS];
+    int64_t tokens = 0, total;
+    r->ops->memory(r->d, &r->info.free_bytes, &total);
+    choose_sizes(r);
+    struct kv_ask a = kv_ask(r);
+    int ret = kv_fit(&tokens, &len, &a, e);
+    r->info.budget_bytes = a.free ? kv_budget(&a) : 0;
+    if (ret == E_NOMEM && e)
+        hint_seqs(r, e);
+    if (ret < 0)
+        return ret;
+    if (len < c->len_max) {
+        LOG(LOG_WARN, "engine", "the KV cache of %lld tokens limits the context of %d",
+            (long long)tokens, c->len_max);
+        c->len_max = len;
+        choose_sizes(r);
+    }
+    int64_t pages = (tokens + page - 1) / page;
+    if (pages < 1 || pages > INT32_MAX / page)
+        return FAIL(e, E_INVAL, "a KV cache of %lld tokens cannot be addressed", (long long)tokens);
+    c->kv_tokens = r->info.kv_tokens = tokens;
+    r->info.len_max = c->len_max;
+    r->info.prefill_rows_max = c->prefill_rows_max;
+    for (int g = 0; g < mi->n_group; g++)
+        r->info.n_page[g] = (int)pages;
+    r->info.kv_bytes = (int64_t)kv_pool_bytes(mi->group, mi->n_group, r->info.n_page, page);
+    r->info.draft_kv_bytes = 0;
+    for (int g = 0; g < r->info.draft.n_group; g++)
+        n_page[g] = r->info.n_page[r->share];
+    if (r->drafter)
+        r->info.draft_kv_bytes =
+            (int64_t)kv_pool_bytes(r->info.draft.group, r->info.draft.n_group, n_page, page);
+    r->info.kv_bytes += r->info.draft_kv_bytes;
     return OK;
 }
 
 int runner_choose(struct runner *r, const struct worker_conf *c, struct err *e)
 {
     TRY(choose_attention(r, c, e));
-    return choose_sizes(r, c, e);
+    return choose_kv(r, e);
 }

@@ -48,6 +48,12 @@ struct worker {
     bool stop;
 };
 
+int worker_slots(int reqs_max)
+{
+    int n = reqs_max + (reqs_max + 1) / 2;
+    return n < LIM_SLOTS - 1 ? n : LIM_SLOTS - 1;
+}
+
 static int step_index(const struct rank *k, const struct step *s)
 {
     ptrdiff_t i = s - k->steps;
@@ -183,7 +189,7 @@ static void sum_info(struct worker *w)
     *o = w->rank[0].r.info;
     int64_t *each[] = {&o->copy_bytes,  &o->kv_bytes,        &o->batch_bytes,
                        &o->model_bytes, &o->attention_bytes, &o->workspace_bytes,
-                       &o->draft_bytes, &o->draft_kv_bytes};
+                       &o->draft_bytes, &o->draft_kv_bytes,  &o->table_bytes};
     for (size_t i = 0; i < ARRAY_LEN(each); i++)
         *each[i] *= w->world;
 }

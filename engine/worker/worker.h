@@ -22,7 +22,7 @@
 enum { STEPS_MAX = 2 };
 
 struct worker_conf {
-    const char *model_dir, *device; /* "auto" or a device name */
+    const char *model_dir, *device; /* "auto", or a device name that may end in :N */
     bool dummy;                     /* generated weights (struct model_conf) */
     int n_layer;                    /* of them; 0: all */
     int threads;                    /* of all ranks together */
@@ -30,10 +30,13 @@ struct worker_conf {
     struct comm *comm;              /* of the rank that is opened; worker_open makes them */
     int reqs_max;                   /* requests of one decode step; slots are 1..slots_max */
     int slots_max;
-    int prefill_rows_max; /* rows of one prefill pass */
-    int len_max;          /* tokens of one request, prompt and output */
+    int prefill_rows_max; /* rows of one prefill pass; 0: the device's own */
+    int len_max;          /* tokens of one request, prompt and output; lowered to kv_tokens */
+    bool len_asked;       /* len_max was set, so a device that cannot hold it is an error */
     int block_size;       /* 0: derived */
-    int64_t kv_tokens;    /* capacity of every group in tokens */
+    int64_t kv_tokens;    /* capacity of every group in tokens; 0: what fits (kv/fit.h) */
+    double memory_share;  /* of the device's free memory that a start uses; 0: all of it */
+    unsigned eager;       /* bit per role that may run without graphs */
     const char *attention_backend;
     enum attn_kind mla_form; /* 0: absorbed */
     enum dtype kv_dtype;     /* DT_NONE: the device's */
@@ -85,6 +88,10 @@ struct step {
     struct err err; /* code != 0: the device failed; results are void */
 };
 
+/* Slots for so many requests of a step: paused requests keep a slot without a place in the steps,
+ * so there are more slots. */
+int worker_slots(int reqs_max);
+
 struct worker;
 
 struct worker_info {
@@ -103,8 +110,15 @@ struct worker_info {
     int64_t copy_bytes; /* of weights that a rank's model copies (its column shards) */
     int world; /* ranks; bytes of KV, copies and workspace are one rank's in a runner's numbers, all
                   ranks' in a worker's */
-    int n_graph;
-    double load_s, record_s;
+    int len_max, prefill_rows_max; /* as opened */
+    int64_t kv_tokens;
+    /* A device's own memory, 0 without: free when it was asked, what a start may use of it, and
+     * what is set aside for recorded steps. */
+    int64_t free_bytes, budget_bytes, graph_reserve;
+    int64_t table_bytes;             /* page tables */
+    int n_graph;                     /* to be recorded; once open: recorded */
+    int64_t graph_bytes;             /* that they took of the device's own memory */
+    double open_s, load_s, record_s; /* device, model and checks; weights and memory; graphs */
     const char *device;
 };
 

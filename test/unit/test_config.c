@@ -36,7 +36,9 @@ START_TEST(defaults)
     struct engine_conf ec;
     config_engine(&c, &ec);
     ck_assert(!ec.overlap_off);
-    ck_assert_int_eq(ec.max_num_batched_tokens, 512);
+    ck_assert_int_eq(ec.max_num_batched_tokens, 0);
+    ck_assert_double_eq(ec.gpu_memory_utilization, 0.9);
+    ck_assert_uint_eq(ec.n_allow_eager, 0);
     config_done(&c);
     ck_assert_int_eq(parse(&c, &e, CMD_GENERATE, NULL, NULL, NULL), OK);
     ck_assert(isnan(c.temperature));
@@ -121,7 +123,8 @@ START_TEST(refusals)
         {"--port", "", "port"},
         {"--port", NULL, "port"},
         {"--overlap", "maybe", "on|off"},
-        {"--device", "tpu", "auto|cpu"},
+        {"--gpu-memory-utilization", "1.1", "gpu-memory-utilization"},
+        {"--gpu-memory-utilization", "0", "gpu-memory-utilization"},
         {"--max-num-seqs=0", NULL, "max-num-seqs"},
         {"--max-num-seqs=", NULL, "max-num-seqs"},
         {"--log-level", "loud", "log-level"},
