@@ -274,6 +274,9 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         "ready in %.2f s: open %.2f, weights %.2f (%.2f GB), graphs %.2f (%.1f MiB)", o->ready_s,
         wi->open_s, wi->load_s, (double)o->weight_bytes * 1e-9, wi->record_s,
         (double)wi->graph_bytes / (1 << 20));
+    metric_set2(M_START_SECONDS, 0, 0, wi->open_s);
+    metric_set2(M_START_SECONDS, 1, 0, wi->load_s);
+    metric_set2(M_START_SECONDS, 2, 0, wi->record_s);
     if (wi->world > 1)
         LOG(LOG_INFO, "engine",
             "%d ranks share every layer; %.1f MiB of weights are copied to them", wi->world,

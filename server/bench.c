@@ -189,7 +189,8 @@ static void print_result(const struct engine_info *i, int64_t bandwidth, int64_t
            r->n_output ? (double)r->cpu_us / (double)r->n_output : 0);
     if (i->spec_rows > 1)
         print_speculation(r);
-    printf("}\n");
+    printf(",\"ready_s\":%.2f,\"weights_s\":%.2f,\"graphs_s\":%.2f}\n", i->ready_s, i->load_s,
+           i->record_s);
     fflush(stdout);
 }
 

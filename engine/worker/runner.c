@@ -692,6 +692,7 @@ int runner_open(struct runner *r, const struct worker_conf *c, struct err *e)
     int64_t t0 = clock_us();
     TRY_OUT(runner_begin(r, c, e));
     TRY_OUT(runner_choose(r, c, e));
+    TRY_OUT(runner_probe(r, e));
     r->info.open_s = (double)(clock_us() - t0) * 1e-6;
     t0 = clock_us();
     TRY_OUT(open_attention(r, e));

@@ -47,6 +47,7 @@ struct runner {
  * also when they fail. begin: device, model. choose: page size, backends, sizes, bytes. */
 int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e);
 int runner_choose(struct runner *r, const struct worker_conf *c, struct err *e);
+int runner_probe(struct runner *r, struct err *e); /* after choose: the backends do what they say */
 /* What every role in use needs of every group of its model, page not chosen; out[NEEDS_MAX],
  * returns how many. group[i] is the group of out[i]; may be NULL. */
 int runner_needs(const struct runner *r, enum attn_kind form, struct attn_need *out, int *group);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attention/probe.h"
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
@@ -221,6 +222,31 @@ static int choose_attention(struct runner *r, const struct worker_conf *c, struc
         if (choose_form(r, c, ATTN_MLA_DECOMPRESSED, &other) == OK)
             ret = OK;
     }
+    return ret;
+}
+
+/* Every chosen backend is tried against the CPU reference before weights are loaded. */
+int runner_probe(struct runner *r, struct err *e)
+{
+    struct dev_conf dc = {.threads = r->conf.threads < 8 ? r->conf.threads : 8};
+    struct dev *cpu;
+    float worst, most = -1;
+    int ret = OK;
+    int64_t t0 = clock_us();
+    if (r->ops == &dev_cpu)
+        return OK; /* it is the reference */
+    TRY(dev_cpu.open(&cpu, &dc, e));
+    for (int role = 0; role < N_ROLES && ret == OK; role++)
+        for (int g = 0; g < LIM_KV_GROUPS && ret == OK; g++) {
+            if (!r->attn[role][g].b)
+                continue;
+            ret = attn_probe(r->ops, r->d, r->attn[role][g].b, &r->need[role][g], cpu, &worst, e);
+            most = worst > most ? worst : most;
+        }
+    dev_cpu.close(cpu);
+    if (ret == OK)
+        LOG(LOG_INFO, "worker", "attention agrees with the reference within %.1e (%.3f s)",
+            (double)most, (double)(clock_us() - t0) * 1e-6);
     return ret;
 }
 

@@ -6,7 +6,7 @@ import subprocess
 from harness import ROOT, Server, together
 
 GAUGES = ["specd_requests_running", "specd_requests_waiting", "specd_queue_tokens", "specd_kv_cache_usage_ratio", "specd_ready",
-          "specd_draining", "specd_model_load_seconds", "specd_http_connections", "specd_http_streams", "specd_stream_buffered_bytes",
+          "specd_draining", "specd_model_load_seconds", "specd_start_seconds", "specd_http_connections", "specd_http_streams", "specd_stream_buffered_bytes",
           "specd_engine_last_step_timestamp_seconds", "process_resident_memory_bytes", "process_open_fds", "process_max_fds",
           "process_start_time_seconds", "specd_build_info", "specd_config_info", "specd_cache_config_info"]
 COUNTERS = ["specd_requests_total", "specd_http_requests_total", "specd_client_disconnects_total", "specd_prompt_tokens_total",
