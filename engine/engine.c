@@ -296,6 +296,33 @@ static int open_tokenizer(struct engine *g, const struct engine_conf *c, struct 
     return none ? OK : tok_open(&g->tok, c->model, e);
 }
 
+/* The vocabulary is read while the worker opens: a large one takes as long as the weights. */
+struct tok_opening {
+    struct thread thread;
+    struct engine *g;
+    const struct engine_conf *c;
+    int ret;
+    struct err e;
+};
+
+static void run_open_tokenizer(void *ud)
+{
+    struct tok_opening *t = ud;
+    t->ret = open_tokenizer(t->g, t->c, &t->e);
+}
+
+static int open_parts(struct engine *g, const struct engine_conf *c, struct worker_conf *w,
+                      struct err *e)
+{
+    struct tok_opening t = {.g = g, .c = c};
+    thread_start(&t.thread, "vocabulary", run_open_tokenizer, &t);
+    int ret = worker_open(&g->worker, w, on_step, g, e);
+    thread_join(&t.thread);
+    if (t.ret < 0 && e)
+        *e = t.e;
+    return t.ret < 0 ? t.ret : ret;
+}
+
 static void set_wake(struct engine *g, engine_wake *wake, void *ud)
 {
     mutex_lock(&g->lock);
@@ -369,8 +396,7 @@ int engine_open(struct engine **out, const struct engine_conf *c, engine_wake *w
     g->seeds.s = c->seed;
     int ret = OK;
     TRY_OUT(plan_worker(&w, c, e));
-    TRY_OUT(open_tokenizer(g, c, e));
-    TRY_OUT(worker_open(&g->worker, &w, on_step, g, e));
+    TRY_OUT(open_parts(g, c, &w, e));
     TRY_OUT(open_sched(g, c, &w, e));
     fill_info(g, &w);
     sched_start(g->sched);

@@ -52,7 +52,8 @@ struct dev_load {
     /* Writes bytes [from, from + n) of span i to dst; any thread, from a multiple of 64. So what
      * lies at `host` need not exist before. NULL: it is copied from there. */
     void (*make)(void *ud, size_t i, size_t from, size_t n, void *dst);
-    /* Bytes on their way so far; now and then, on the calling thread. May be NULL. */
+    /* Bytes on their way so far: 0 first, all of them once they are there; on the calling thread.
+     * May be NULL. */
     void (*progress)(void *ud, size_t done, size_t total);
     void *ud;
 };

@@ -123,19 +123,20 @@ static int open_drafter(struct runner *r, const struct worker_conf *c, const str
     return OK;
 }
 
-/* Lines on the way of the weights to the device: at most one a second, or a quarter. */
+/* Lines on the way of the weights to the device: one a second, and one at the end. */
 static void note_weights(void *ud, size_t done, size_t total)
 {
     struct runner *r = ud;
     int64_t now = clock_us();
-    if (!r->note_us || !done)
-        r->note_first_us = r->note_us = now;
-    if (now - r->note_us < 1000000 || done >= total)
+    if (!done || (done < total && now - r->note_us < 1000000)) {
+        r->note_first_us = done ? r->note_first_us : now;
+        r->note_us = done ? r->note_us : now;
         return;
+    }
     r->note_us = now;
-    LOG(LOG_INFO, "worker", "weights: %.0f%% of %.2f GB, %.1f GB/s",
+    LOG(LOG_INFO, "worker", "weights: %.0f%% of %.2f GB on the device, %.1f GB/s",
         100 * (double)done / (double)total, (double)total * 1e-9,
-        (double)done * 1e-3 / (double)(now - r->note_first_us));
+        (double)done * 1e-3 / (double)(now - r->note_first_us + 1));
 }
 
 int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e)
@@ -409,7 +410,7 @@ static int choose_kv(struct runner *r, struct err *e)
     struct kv_ask a = kv_ask(r);
     int ret = kv_fit(&tokens, &len, &a, e);
     r->info.budget_bytes = a.free ? kv_budget(&a) : 0;
-    if (ret == E_NOMEM && e)
+    if (ret == E_NOMEM && e && kv_budget(&a) - a.fixed < a.token * page)
         hint_seqs(r, e);
     if (ret < 0)
         return ret;

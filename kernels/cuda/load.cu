@@ -197,10 +197,11 @@ static void run_helpers(struct loading *g, struct helper *h, int n)
     mutex_lock(&g->lock);
     while (g->running) {
         cond_wait_us(&g->ended, &g->lock, REPORT_US);
-        if (!g->l->progress)
+        size_t sent = __atomic_load_n(&g->sent, __ATOMIC_RELAXED);
+        if (!g->l->progress || !sent || sent == g->total)
             continue;
         mutex_unlock(&g->lock);
-        g->l->progress(g->l->ud, __atomic_load_n(&g->sent, __ATOMIC_RELAXED), g->total);
+        g->l->progress(g->l->ud, sent, g->total);
         mutex_lock(&g->lock);
     }
     mutex_unlock(&g->lock);
@@ -245,9 +246,13 @@ static int load(struct dev *d, struct loading *g, struct err *e)
     CU(e, cudaMallocHost(&p, (size_t)n * BUFFERS * PIECE));
     g->pinned = (char *)p;
     struct helper *h = MEM_ARRAY(struct helper, n);
+    if (g->l->progress)
+        g->l->progress(g->l->ud, 0, g->total);
     run_helpers(g, h, n);
     mem_free(h);
     CU(e, g->fault);
+    if (g->l->progress)
+        g->l->progress(g->l->ud, g->total, g->total);
     return OK;
 }
 
