@@ -342,11 +342,10 @@ static void choose_sizes(struct runner *r)
 
 static int64_t token_bytes(const struct model_info *mi)
 {
-    int64_t n = 0;
-    for (int g = 0; g < mi->n_group; g++)
-        n += (int64_t)mi->group[g].n_layer * (mi->group[g].k_width + mi->group[g].v_width) *
-             (int64_t)dtype_size(mi->group[g].dt);
-    return n;
+    int one[LIM_KV_GROUPS];
+    for (int g = 0; g < LIM_KV_GROUPS; g++)
+        one[g] = 1;
+    return (int64_t)kv_pool_bytes(mi->group, mi->n_group, one, 1);
 }
 
 /* What KV has to share memory with, at the sizes chosen. */
