@@ -83,6 +83,7 @@ static void emit(struct choice *c, const char *text, size_t n_text)
     }
     chunk_put(sse_buf(g->r->sse), &g->render, &k);
     c->role_sent = true;
+    c->pending = false;
     buf_reset(&c->text);
     buf_reset(&c->ids);
     buf_done(&prompt_ids);
@@ -133,10 +134,26 @@ static void take_tokens(struct choice *c, const struct gen_evt *e)
             buf_char(&c->ids, ',');
         jw_int(&c->ids, e->tok[i].id);
     }
-    if (!g->q.stream)
-        buf_push(&c->text, e->text, e->n_text);
-    else if (e->n_text || e->kind == EVT_DONE)
+    if (e->kind == EVT_DONE && g->q.stream) {
         emit(c, e->text, e->n_text);
+        return;
+    }
+    buf_push(&c->text, e->text, e->n_text);
+    c->pending = g->q.stream && (c->pending || e->n_text);
+}
+
+static void emit_pending(struct gen *g)
+{
+    for (size_t i = 0; i < g->n; i++)
+        if (g->c[i].pending)
+            emit(&g->c[i], "", 0);
+}
+
+/* Steps that came while the loop was busy with others are one chunk: who is behind sends less. */
+void gen_flush(struct gen *g)
+{
+    emit_pending(g);
+    sse_flush(g->r->sse);
 }
 
 /* ---- ends ---- */
@@ -157,6 +174,7 @@ static void gen_fail(struct gen *g, const struct api_err *e, int outcome)
     g->r->outcome = outcome;
     cancel_live(g);
     if (g->q.stream && g->r->sse && sse_is_open(g->r->sse)) {
+        emit_pending(g);
         struct buf *b = sse_buf(g->r->sse);
         buf_str(b, "data: ");
         api_err_json(b, e);

@@ -5,7 +5,6 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "server/gen.h"
-#include "server/sse.h"
 
 #define PLACE_BITS 24
 
@@ -111,6 +110,6 @@ void gens_flush(struct gen_table *t)
         t->dirty = g->dirty_next;
         g->dirty = false;
         if (!g->finished)
-            sse_flush(g->r->sse);
+            gen_flush(g);
     }
 }

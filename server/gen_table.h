@@ -18,11 +18,12 @@ struct choice {
     size_t prompt; /* index in q.prompt */
     bool live;     /* in the table: its final event is still to come */
     bool started, done, role_sent;
+    bool pending; /* text is to be sent as a chunk at the next flush */
     int n_out, n_cached;
     int n_verify, n_draft, n_accepted; /* once it is done */
     uint64_t seed;                     /* the one used, once it is done */
     int64_t last_us;                   /* last token */
-    struct buf text;                   /* echo not yet sent; the whole text when not streaming */
+    struct buf text;                   /* not yet sent; the whole text when not streaming */
     struct buf ids;                    /* return_token_ids: not yet sent, comma separated */
     struct lp_acc lp;                  /* not yet sent */
     struct ending ending;
@@ -51,6 +52,9 @@ void gens_remove(struct gen_table *t, struct choice *c);
 struct choice *gens_find(const struct gen_table *t, uint64_t id);
 void gens_mark(struct gen_table *t, struct gen *g); /* to be flushed */
 void gens_unmark(struct gen_table *t, struct gen *g);
+
+/* Writes what is pending of a stream. */
+void gen_flush(struct gen *g);
 
 /* callbacks of hreq */
 void gen_pause(struct hreq *r, bool on);

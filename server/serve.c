@@ -265,16 +265,13 @@ static void on_wake(uv_async_t *a)
         stop_if_idle(s);
         return;
     }
-    struct gen_evt *e;
-    while ((e = engine_poll(s->engine))) {
-        while (e) {
-            struct gen_evt *next = e->next;
-            gens_event(s->gens, e);
-            gen_evt_free(e);
-            e = next;
-        }
-        gens_flush(s->gens);
+    /* Once: what comes meanwhile wakes the loop again, after sockets had their turn. */
+    for (struct gen_evt *e = engine_poll(s->engine), *next; e; e = next) {
+        next = e->next;
+        gens_event(s->gens, e);
+        gen_evt_free(e);
     }
+    gens_flush(s->gens);
     stop_if_idle(s);
 }
 
