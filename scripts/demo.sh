@@ -15,6 +15,10 @@ case ${1:-} in
 esac
 model=${MODEL:-configs/models/demo}
 
+# With a GPU the build needs nvcc, which toolkits leave outside PATH; the server then takes the GPU.
+if [ -e /dev/nvidiactl ] && ! command -v nvcc >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then
+    PATH=$PATH:/usr/local/cuda/bin
+fi
 sh scripts/deps.sh build
 make -j"$(nproc 2>/dev/null || echo 2)"
 
