@@ -683,6 +683,11 @@ static int record_graphs(struct runner *r, struct err *e)
                 graph_role_name((enum role)i), t->seconds, (double)t->bytes / (1 << 20));
     }
     r->info.record_s = (double)(clock_us() - t0) * 1e-6;
+    int64_t left, total;
+    r->ops->memory(r->d, &left, &total);
+    if (total)
+        LOG(LOG_INFO, "worker", "%.2f of %.2f GiB of device memory are left",
+            (double)left / (1 << 30), (double)total / (1 << 30));
     return OK;
 }
 

@@ -16,7 +16,7 @@
 enum { DEF_ROWS_HOST = 512, DEF_ROWS_GPU = 2048 };
 /* Device memory set aside for recorded steps: of each graph, and of what is loaded with the first
  * use of a kernel. */
-#define GRAPH_BYTES ((int64_t)1 << 20)
+#define GRAPH_BYTES ((int64_t)2 << 20)
 #define KERNEL_BYTES ((int64_t)256 << 20)
 
 struct model *runner_model(const struct runner *r, enum role role)

@@ -23,7 +23,7 @@ HISTOGRAMS = ["specd_http_request_duration_seconds", "specd_time_to_first_token_
 OUTCOMES = ["stop", "length", "abort_client", "abort_timeout", "abort_shutdown", "error", "rejected_invalid", "rejected_overload",
             "rejected_unready"]
 # these move by themselves, or with the scrape
-ALIVE = re.compile(r"specd_(build|config|cache_config)_info|specd_ready|specd_model_load|specd_http_(connections|requests|request_duration)"
+ALIVE = re.compile(r"specd_(build|config|cache_config)_info|specd_ready|specd_model_load|specd_start_seconds|specd_http_(connections|requests|request_duration)"
                    r"|specd_event_loop|specd_kv_cache_total|process_|specd_engine_last_step|specd_engine_steps|specd_gpu_memory")
 
 
