@@ -31,9 +31,8 @@ static unsigned char byte_of(size_t i, size_t at)
 
 static void make(void *ud, size_t i, size_t from, size_t n, void *dst)
 {
-    (void)ud;
-    ck_assert_uint_eq(from % 64, 0);
-    for (size_t k = 0; k < n; k++)
+    (void)ud; /* on a helper's thread: no assertions */
+    for (size_t k = 0; k < n && from % 64 == 0; k++)
         ((unsigned char *)dst)[k] = byte_of(i, from + k);
 }
 
@@ -84,8 +83,10 @@ START_TEST(loads)
         ck_assert_ptr_eq(dev_cuda.resolve(d, host[i] + sizes[i] - 1), p + sizes[i] - 1);
         ck_assert_uint_eq((uintptr_t)p % 256, 0);
         ck_assert_int_eq(dev_cuda.copy_out(d, back, p, sizes[i], &e), OK);
+        size_t bad = 0;
         for (size_t k = 0; k < sizes[i]; k++)
-            ck_assert_msg(back[k] == byte_of(i < 3 ? 100 + i : i, k), "span %zu, byte %zu", i, k);
+            bad += back[k] != byte_of(i < 3 ? 100 + i : i, k);
+        ck_assert_msg(bad == 0, "span %zu: %zu bytes are wrong", i, bad);
     }
     last_done = 0;
     ck_assert_msg(dev_cuda.load(d, &l, &e) == OK, "%s", e.text); /* nothing is left to do */
@@ -162,8 +163,10 @@ START_TEST(lost)
         ck_assert_ptr_nonnull(k);
         ck_assert_msg(graph_pool_replay(p, k, &e) == OK, "%s", e.text);
         ck_assert_msg(dev_cuda.copy_out(f.d, x, f.x, sizeof x, &e) == OK, "%s", e.text);
+        int bad = 0;
         for (int j = 0; j < ROWS * DIM; j++)
-            ck_assert(x[j] == 1 + (j < k->rows * DIM ? y[j] : 0));
+            bad += x[j] != 1 + (j < k->rows * DIM ? y[j] : 0);
+        ck_assert_int_eq(bad, 0);
     }
     graph_pool_close(p);
     dev_cuda.free(f.d, f.x);
