@@ -277,7 +277,7 @@ static void put_device_memory(struct buf *b, const struct worker_info *i, int64_
     if (!i->free_bytes)
         return;
     put_bytes(b, "device memory, free", i->free_bytes, "with the device open");
-    snprintf(note, sizeof note, "gpu_memory_utilization %.2f of it", share);
+    snprintf(note, sizeof note, "gpu_memory_utilization %.3g of it", share);
     put_bytes(b, "for this start", i->budget_bytes, note);
     put_bytes(b, "left over", i->budget_bytes - total, "");
 }

@@ -32,7 +32,7 @@ static int too_little(const struct kv_ask *a, int64_t fit, struct err *e)
     if (fit < a->page)
         return FAIL(e, E_NOMEM,
                     "too little device memory: %.2f GiB without any KV, and %.2f GiB of the %.2f "
-                    "GiB that are free may be used (gpu_memory_utilization %.2f)",
+                    "GiB that are free may be used (gpu_memory_utilization %.3g)",
                     gib(a->fixed), gib(kv_budget(a)), gib(a->free), a->share);
     if (a->asked)
         return FAIL(e, E_NOMEM,

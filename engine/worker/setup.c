@@ -385,8 +385,8 @@ static void hint_seqs(const struct runner *r, struct err *e)
         set_seqs(&t.conf, n);
         choose_sizes(&t);
         struct kv_ask a = kv_ask(&t);
-        if (kv_fit(&tokens, &len, &a, NULL) < 0)
-            continue;
+        if (kv_fit(&tokens, &len, &a, NULL) < 0 || tokens < (a.len < 1024 ? a.len : 1024))
+            continue; /* what would be left is of no use */
         size_t at = strlen(e->text);
         snprintf(e->text + at, sizeof e->text - at,
                  "; max_num_seqs %d fits, with %lld tokens of KV", n, (long long)tokens);

@@ -43,7 +43,7 @@ static const struct row {
     {"gpu, length asked",   {.free = 24 * GIB, .share = 1, .fixed = 16 * GIB, .token = KIB128, .reqs = 64, .len = 131072, .len_asked = true, .page = 16}, E_NOMEM, 0, 0,
                             {"max_model_len 131072 needs 16.00 GiB", "8.00 GiB", "max_model_len 65536 fits"}},
     {"gpu, weights alone",  {.free = 16 * GIB, .share = 0.9, .fixed = 18 * GIB, .token = KIB128, .reqs = 64, .len = 4096, .page = 16}, E_NOMEM, 0, 0,
-                            {"18.00 GiB without any KV", "14.40 GiB of the 16.00 GiB", "gpu_memory_utilization 0.90"}},
+                            {"18.00 GiB without any KV", "14.40 GiB of the 16.00 GiB", "gpu_memory_utilization 0.9)"}},
     {"gpu, asked as well",  {.free = 16 * GIB, .share = 0.9, .fixed = 18 * GIB, .token = KIB128, .asked = 64, .reqs = 64, .len = 4096, .page = 16}, E_NOMEM, 0, 0,
                             {"18.00 GiB without any KV"}},
     {"gpu, not a page",     {.free = 18 * GIB + 1000000, .share = 1, .fixed = 18 * GIB, .token = KIB128, .reqs = 1, .len = 4096, .page = 16}, E_NOMEM, 0, 0,
