@@ -1,8 +1,9 @@
 #!/bin/sh
 # bench_http.sh MODEL [STREAMS...]: HTTP throughput of this machine. Starts the server on a free port
 # and runs the load generator at each number of streams (8 64 256 1000): prompts of PROMPT (64)
-# random ids, TOKENS (256) new tokens each, ROUNDS (2) requests a stream. One JSON line a run: tok_s,
-# cpu_us_per_token and loop_us_per_token of the server, ttft_ms (p50, p99).
+# random ids, TOKENS (256) new tokens each, ROUNDS (2) requests a stream, LEAST (256) in all. One JSON line a run: tok_s,
+# cpu_us_per_token and loop_us_per_token of the server, ttft_ms (p50, p99), events_per_token (below 1:
+# the server's loop was behind and put several tokens into a chunk).
 #
 # The model of the README's table is two layers under a real vocabulary:
 #   sh scripts/model_dir.sh configs/shapes/qwen3-2layer.json PATH/tokenizer.json build/models/qwen3-2layer
@@ -20,6 +21,7 @@ bin=${BIN:-build/release}
 prompt=${PROMPT:-64}
 tokens=${TOKENS:-256}
 rounds=${ROUNDS:-2}
+least=${LEAST:-256}
 log=$(mktemp)
 pid=
 cleanup() {
@@ -52,8 +54,9 @@ grep -E 'engine:' "$log" | tail -1 >&2 || true
 half=$(($(nproc) / 2))
 # shellcheck disable=SC2086
 for n in "$@"; do
+    requests=$((rounds * n > least ? rounds * n : least))
     procs=$((n / 32 < half ? n / 32 : half))
-    "$bin/bench_load" --port "$port" --pid "$pid" --conns "$n" --requests $((rounds * n)) --tokens "$tokens" \
+    "$bin/bench_load" --port "$port" --pid "$pid" --conns "$n" --requests $requests --tokens "$tokens" \
         --prompt "$prompt" --procs $((procs < 1 ? 1 : procs > 8 ? 8 : procs)) ${LOAD:-} || {
         tail -5 "$log" >&2
         exit 1
