@@ -24,10 +24,10 @@ struct cuda_block {
     bool pinned;
 };
 
-struct cuda_plan { /* one cuBLASLt product shape */
+struct cuda_plan { /* one cuBLASLt product shape (gemm.cu) */
     int64_t n, k;
-    int m;
-    bool accumulate;
+    int m; /* bucket */
+    bool accumulate, narrow;
     cublasLtMatmulAlgo_t algo;
 };
 
@@ -52,6 +52,8 @@ struct dev {
     int n_block, n_graph;
     struct cuda_plan plan[CUDA_PLANS_MAX];
     int n_plan;
+    cudaStream_t trial; /* where candidates for plans are timed */
+    cudaEvent_t trial_at[2];
     struct cuda_mirror *mirror; /* ascending by host address */
     int n_mirror, cap_mirror;
     char **weights; /* the blocks that mirrors lie in */

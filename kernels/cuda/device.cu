@@ -56,6 +56,9 @@ static int cuda_open(struct dev **out, const struct dev_conf *c, struct err *e)
     CU(e, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     if (cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
         return FAIL(e, E_DEVICE, "cuda: cuBLASLt does not start");
+    CU(e, cudaStreamCreateWithFlags(&d->trial, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++)
+        CU(e, cudaEventCreate(&d->trial_at[i]));
     CU(e, cudaMalloc(&d->lt_ws, CUDA_LT_BYTES));
     void *p;
     CU(e, cudaMalloc(&p, CUDA_SCRATCH_BYTES));
@@ -69,6 +72,11 @@ static void cuda_close(struct dev *d)
         return;
     CHECK(d->n_block == 0 && d->n_graph == 0);
     cuda_weights_free(d);
+    for (int i = 0; i < 2; i++)
+        if (d->trial_at[i])
+            cudaEventDestroy(d->trial_at[i]);
+    if (d->trial)
+        cudaStreamDestroy(d->trial);
     if (d->scratch)
         cudaFree(d->scratch);
     if (d->lt_ws)
@@ -159,6 +167,7 @@ static int cuda_sync(struct dev *d, struct err *e)
 static int cuda_record_begin(struct dev *d, struct err *e)
 {
     CHECK(!d->recording);
+    CU(e, cudaStreamSynchronize(d->stream)); /* trials (gemm.cu) use what earlier work uses */
     CU(e, cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal));
     d->recording = true;
     return OK;

@@ -1,69 +1,280 @@
-/* Several products of the same rows as one operation. */
-#include "kernels/cuda/common.cuh"
+/* Grouped products of the same rows (op_proj) and the gated MLP (op_mlp).
+ *  - up to 16 rows: one weight-streaming launch for all products of the rows; one for gate and up
+ *    with SiLU and the product in its epilogue, one for down. Up to 8 rows the norm is inside the
+ *    launch, above it writes bf16 for it;
+ *  - more rows of bf16 weights: the norm writes bf16 for cuBLASLt once; gate and up come out in
+ *    bf16 (in the memory of g and u) and their product goes to down as it is;
+ *  - anything else: the single operations. */
+#include "kernels/cuda/product.cuh"
 
-/* The rows that products read: x itself, or its normalised rows in y. */
-static int normed(struct dev *d, const float **x, int64_t *ldx, const struct weight *norm,
-                  float eps, float *y, int rows)
+/* One block a row: out = bf16(w x / rms), or bf16(x) without a norm. k % 4 == 0. */
+__global__ void __launch_bounds__(256)
+    norm_to_bf16_kernel(__nv_bfloat16 *out, const float *x, int64_t ldx, struct weight w, float eps)
 {
-    if (!norm->p)
-        return OK;
-    struct op_rmsnorm a = {};
-    a.out = y;
-    a.x = *x;
-    a.w = *norm;
-    a.rows = rows;
-    a.dim = (int)norm->k;
-    a.ldx = *ldx;
-    a.ldo = norm->k;
-    a.n_group = 1;
-    a.eps = eps;
-    *x = y;
-    *ldx = norm->k;
-    return cuda_do_rmsnorm(d, &a);
+    int k = (int)w.k;
+    cuda_trigger();
+    cuda_wait();
+    const float *row = x + blockIdx.x * ldx;
+    float s = 0;
+    for (int j = threadIdx.x * 4; j < k; j += blockDim.x * 4) {
+        float4 v = *(const float4 *)(row + j);
+        s += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    s = rsqrtf(cuda_block_sum(s) / (float)k + eps);
+    for (int j = threadIdx.x * 4; j < k; j += blockDim.x * 4) {
+        float4 v = *(const float4 *)(row + j);
+        float n[4];
+        for (int i = 0; i < 4; i++)
+            n[i] = s * cuda_load(w.p, w.dt, j + i);
+        *(uint2 *)(out + (int64_t)blockIdx.x * k + j) =
+            make_uint2(pack_bf16(v.x * n[0], v.y * n[1]), pack_bf16(v.z * n[2], v.w * n[3]));
+    }
 }
 
-extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *a)
+/* gate = silu(gate + gate_b) * (up + up_b), [rows, n] dense bf16, n % 8 == 0; grid (ceil(n / 2048),
+ * rows) */
+__global__ void __launch_bounds__(256)
+    silu_mul_bf16_kernel(__nv_bfloat16 *gate, const __nv_bfloat16 *up, int64_t n,
+                         struct weight gate_b, struct weight up_b)
 {
-    struct op_matmul m = {};
-    m.x = a->x;
-    m.ldx = a->ldx;
-    m.rows = a->rows;
-    TRY(normed(d, &m.x, &m.ldx, &a->norm, a->eps, a->y, a->rows));
-    for (int i = 0; i < a->n; i++) {
-        m.w = a->w[i];
-        m.bias = a->bias[i];
-        m.out = a->out[i];
-        m.ldo = a->ldo[i];
-        TRY(cuda_do_matmul(d, &m));
+    int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8, at = blockIdx.y * n + j;
+    cuda_trigger();
+    cuda_wait();
+    if (j >= n)
+        return;
+    uint4 g4 = *(const uint4 *)(gate + at), u4 = *(const uint4 *)(up + at);
+    uint32_t g[4] = {g4.x, g4.y, g4.z, g4.w}, u[4] = {u4.x, u4.y, u4.z, u4.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float v[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float a = __uint_as_float(h ? g[i] & 0xffff0000u : g[i] << 16);
+            float b = __uint_as_float(h ? u[i] & 0xffff0000u : u[i] << 16);
+            if (gate_b.p)
+                a += cuda_load(gate_b.p, gate_b.dt, j + i * 2 + h);
+            if (up_b.p)
+                b += cuda_load(up_b.p, up_b.dt, j + i * 2 + h);
+            v[h] = a / (1 + __expf(-a)) * b;
+        }
+        g[i] = pack_bf16(v[0], v[1]);
+    }
+    *(uint4 *)(gate + at) = make_uint4(g[0], g[1], g[2], g[3]);
+}
+
+/* The rows as bf16 in the scratch, normalised if there is a norm. */
+static int rows_in(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ldx, int rows,
+                   int64_t k, const struct weight *norm, float eps)
+{
+    if (!norm->p)
+        return rows_to_bf16(d, out, x, ldx, rows, k);
+    return cuda_launch(d, norm_to_bf16_kernel, dim3((unsigned)rows), 256, 0, out, x, ldx, *norm,
+                       eps);
+}
+
+/* y = norm(x) by the operation itself; weights have device addresses, which it would resolve. */
+static int rows_normed(struct dev *d, float *y, const float *x, int64_t ldx, int rows,
+                       const struct weight *host_norm, float eps)
+{
+    struct op_rmsnorm n = {};
+    n.out = y;
+    n.x = x;
+    n.w = *host_norm;
+    n.rows = rows;
+    n.dim = (int)host_norm->k;
+    n.ldx = ldx;
+    n.ldo = n.dim;
+    n.n_group = 1;
+    n.eps = eps;
+    return cuda_do_rmsnorm(d, &n);
+}
+
+/* The rows that a streaming launch takes: see the top. `norm` has a device address, host_norm is
+ * the same one as the operation got it. */
+static int stream_rows(struct dev *d, struct stream_args *s, const float *x, int64_t ldx, int rows,
+                       int64_t k, const struct weight *norm, const struct weight *host_norm,
+                       float eps, float *y)
+{
+    s->rows = rows;
+    s->x = x;
+    s->ldx = ldx;
+    s->eps = eps;
+    if (rows > STREAM_SPLIT_MAX) {
+        s->narrow = (const __nv_bfloat16 *)d->scratch;
+        return rows_in(d, (__nv_bfloat16 *)d->scratch, x, ldx, rows, k, norm, eps);
+    }
+    if (norm->p && (norm->dt != DT_BF16 || ((uintptr_t)norm->p & 15))) {
+        s->x = y;
+        s->ldx = k;
+        return rows_normed(d, y, x, ldx, rows, host_norm, eps);
+    }
+    s->norm = (const __nv_bfloat16 *)norm->p;
+    return OK;
+}
+
+extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
+{
+    struct op_proj a = *op;
+    struct stream_args s = {};
+    bool stream = a.rows <= STREAM_ROWS_MAX, lt = !stream;
+    a.norm = cuda_weight_dev(d, op->norm);
+    for (int i = 0; i < a.n; i++) {
+        a.w[i] = cuda_weight_dev(d, op->w[i]);
+        a.bias[i] = cuda_weight_dev(d, op->bias[i]);
+        bool fits = stream_fits(&a.w[i], a.x, a.ldx);
+        stream = stream && fits && a.w[i].dt == a.w[0].dt;
+        lt = lt && fits && a.w[i].dt == DT_BF16 && a.w[i].n % 4 == 0 && a.ldo[i] % 4 == 0 &&
+             ((uintptr_t)a.out[i] & 15) == 0;
+        stream_add(&s, &a.w[i], &a.bias[i], a.out[i], a.ldo[i]);
+    }
+    int64_t k = a.w[0].k, half = (int64_t)(CUDA_SCRATCH_BYTES / 2) / (k * 2);
+    __nv_bfloat16 *xb = (__nv_bfloat16 *)d->scratch;
+    if (stream) {
+        TRY(stream_rows(d, &s, a.x, a.ldx, a.rows, k, &a.norm, &op->norm, a.eps, a.y));
+        return stream_run(d, &s, a.w[0].dt);
+    }
+    for (int64_t r0 = 0; lt && r0 < a.rows; r0 += half) {
+        int m = (int)cuda_min(a.rows - r0, half);
+        TRY(rows_in(d, xb, a.x + r0 * a.ldx, a.ldx, m, k, &a.norm, a.eps));
+        for (int i = 0; i < a.n; i++) {
+            struct gemm g = {};
+            g.out = a.out[i] + r0 * a.ldo[i];
+            g.ldo = a.ldo[i];
+            g.x = xb;
+            g.w = a.w[i].p;
+            g.m = m;
+            g.n = a.w[i].n;
+            g.k = k;
+            TRY(gemm_run(d, &g));
+            TRY(add_bias(d, (float *)g.out, g.ldo, m, &a.bias[i], 0, g.n));
+        }
+    }
+    if (lt)
+        return OK;
+    if (a.norm.p)
+        TRY(rows_normed(d, a.y, a.x, a.ldx, a.rows, &op->norm, a.eps));
+    for (int i = 0; i < a.n; i++) {
+        struct op_matmul m = {};
+        m.out = a.out[i];
+        m.x = a.norm.p ? a.y : a.x;
+        m.w = a.w[i];
+        m.bias = a.bias[i];
+        m.rows = a.rows;
+        m.ldx = a.norm.p ? k : a.ldx;
+        m.ldo = a.ldo[i];
+        TRY(product_run(d, &m));
     }
     return OK;
 }
 
-extern "C" int cuda_do_mlp(struct dev *d, const struct op_mlp *a)
+/* ---- gated MLP ---- */
+
+static int mlp_stream(struct dev *d, const struct op_mlp *a, const struct weight *host_norm)
 {
-    int64_t inter = a->gate.n;
+    struct stream_args s = {}, t = {};
+    bool narrow = a->rows > STREAM_SPLIT_MAX;
+    TRY(stream_rows(d, &s, a->x, a->ldx, a->rows, a->gate.k, &a->norm, host_norm, a->eps, a->y));
+    s.silu = true;
+    s.silu_narrow = narrow;
+    stream_add(&s, &a->gate, &a->gate_b, a->g, a->gate.n);
+    stream_add(&s, &a->up, &a->up_b, a->g, a->gate.n);
+    TRY(stream_run(d, &s, a->gate.dt));
+    t.rows = a->rows;
+    t.x = a->g;
+    t.ldx = a->gate.n;
+    t.narrow = narrow ? (const __nv_bfloat16 *)a->g : NULL;
+    t.accumulate = true;
+    stream_add(&t, &a->down, &a->down_b, a->out, a->ldo);
+    return stream_run(d, &t, a->down.dt);
+}
+
+static int mlp_lt(struct dev *d, const struct op_mlp *a)
+{
+    int64_t k = a->gate.k, n = a->gate.n, half = (int64_t)(CUDA_SCRATCH_BYTES / 2) / (k * 2);
+    __nv_bfloat16 *xb = (__nv_bfloat16 *)d->scratch;
+    for (int64_t r0 = 0; r0 < a->rows; r0 += half) {
+        int m = (int)cuda_min(a->rows - r0, half);
+        TRY(rows_in(d, xb, a->x + r0 * a->ldx, a->ldx, m, k, &a->norm, a->eps));
+        struct gemm g = {};
+        g.x = xb;
+        g.m = m;
+        g.n = g.ldo = n;
+        g.k = k;
+        g.narrow = true;
+        for (int i = 0; i < 2; i++) {
+            g.out = i ? a->u : a->g;
+            g.w = i ? a->up.p : a->gate.p;
+            TRY(gemm_run(d, &g));
+        }
+        dim3 grid((unsigned)cuda_div_up(n, 2048), (unsigned)m);
+        TRY(cuda_launch(d, silu_mul_bf16_kernel, grid, 256, 0, (__nv_bfloat16 *)a->g,
+                        (const __nv_bfloat16 *)a->u, n, a->gate_b, a->up_b));
+        struct gemm t = {};
+        t.out = a->out + r0 * a->ldo;
+        t.ldo = a->ldo;
+        t.x = a->g;
+        t.w = a->down.p;
+        t.m = m;
+        t.n = a->down.n;
+        t.k = n;
+        t.accumulate = true;
+        TRY(gemm_run(d, &t));
+        TRY(add_bias(d, (float *)t.out, t.ldo, m, &a->down_b, 0, t.n));
+    }
+    return OK;
+}
+
+static int mlp_parts(struct dev *d, const struct op_mlp *a, const struct weight *host_norm)
+{
     struct op_matmul m = {};
-    m.x = a->x;
-    m.ldx = a->ldx;
+    if (a->norm.p)
+        TRY(rows_normed(d, a->y, a->x, a->ldx, a->rows, host_norm, a->eps));
+    m.x = a->norm.p ? a->y : a->x;
     m.rows = a->rows;
-    TRY(normed(d, &m.x, &m.ldx, &a->norm, a->eps, a->y, a->rows));
-    m.ldo = inter;
+    m.ldx = a->norm.p ? a->gate.k : a->ldx;
+    m.ldo = a->gate.n;
+    m.out = a->g;
     m.w = a->gate;
     m.bias = a->gate_b;
-    m.out = a->g;
-    TRY(cuda_do_matmul(d, &m));
+    TRY(product_run(d, &m));
+    m.out = a->u;
     m.w = a->up;
     m.bias = a->up_b;
-    m.out = a->u;
-    TRY(cuda_do_matmul(d, &m));
-    struct op_silu_mul s = {a->g, a->g, a->u, a->rows, (int)inter, inter, inter, inter};
+    TRY(product_run(d, &m));
+    struct op_silu_mul s = {};
+    s.out = a->g;
+    s.gate = a->g;
+    s.up = a->u;
+    s.rows = a->rows;
+    s.dim = (int)a->gate.n;
+    s.ldg = s.ldu = s.ldo = s.dim;
     TRY(cuda_do_silu_mul(d, &s));
+    m.out = a->out;
     m.x = a->g;
-    m.ldx = inter;
     m.w = a->down;
     m.bias = a->down_b;
-    m.out = a->out;
+    m.ldx = a->gate.n;
     m.ldo = a->ldo;
     m.accumulate = true;
-    return cuda_do_matmul(d, &m);
+    return product_run(d, &m);
+}
+
+extern "C" int cuda_do_mlp(struct dev *d, const struct op_mlp *op)
+{
+    struct op_mlp a = *op;
+    a.norm = cuda_weight_dev(d, op->norm);
+    a.gate = cuda_weight_dev(d, op->gate);
+    a.up = cuda_weight_dev(d, op->up);
+    a.down = cuda_weight_dev(d, op->down);
+    a.gate_b = cuda_weight_dev(d, op->gate_b);
+    a.up_b = cuda_weight_dev(d, op->up_b);
+    a.down_b = cuda_weight_dev(d, op->down_b);
+    bool fits = stream_fits(&a.gate, a.x, a.ldx) && stream_fits(&a.up, a.x, a.ldx) &&
+                stream_fits(&a.down, a.g, a.gate.n) && a.gate.dt == a.up.dt;
+    if (fits && a.rows <= STREAM_ROWS_MAX)
+        return mlp_stream(d, &a, &op->norm);
+    bool lt = fits && a.gate.dt == DT_BF16 && a.down.dt == DT_BF16 && a.gate.n % 8 == 0 &&
+              a.down.n % 4 == 0 && a.ldo % 4 == 0 &&
+              (((uintptr_t)a.g | (uintptr_t)a.u | (uintptr_t)a.out) & 15) == 0;
+    return lt ? mlp_lt(d, &a) : mlp_parts(d, &a, &op->norm);
 }

@@ -1,0 +1,27 @@
+/* Pieces that the product files share (matmul.cu, proj.cu). Weights have device addresses. */
+#ifndef SPECD_CUDA_PRODUCT_CUH
+#define SPECD_CUDA_PRODUCT_CUH
+
+#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/stream.cuh"
+
+/* Rows up to which the streaming kernel keeps activations' fp32 precision (two bf16 parts), up to
+ * which it is used, and up to which fp8 weights have a kernel of their own. */
+enum { STREAM_SPLIT_MAX = 8, STREAM_ROWS_MAX = 16, MID_ROWS_MAX = 64 };
+
+static inline int64_t cuda_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+int mid_fp8_run(struct dev *d, const struct op_matmul *a);
+/* out [rows, k] dense bf16. k % 4 == 0, rows of x 16-byte aligned. */
+int rows_to_bf16(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ldx, int rows,
+                 int64_t k);
+/* out[:,j] += bias[n0 + j], j < n, if there is a bias. */
+int add_bias(struct dev *d, float *out, int64_t ldo, int rows, const struct weight *bias,
+             int64_t n0, int64_t n);
+/* One product of any kind. */
+int product_run(struct dev *d, const struct op_matmul *a);
+
+#endif
