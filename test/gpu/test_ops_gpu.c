@@ -140,6 +140,132 @@ START_TEST(products)
 }
 END_TEST
 
+/* Every number of rows that the streaming kernels take and the first that they do not, odd widths,
+ * fewer chunks of K than warps, a padded row stride, bias and addition into the output. fp32
+ * activations are kept to 2^-16 up to 8 rows, so the bound is tight there. */
+START_TEST(few_row_products)
+{
+    static const struct {
+        enum dtype dt;
+        int n, k;
+    } cases[] = {
+        {DT_BF16, 1, 32},     {DT_BF16, 17, 96},       {DT_BF16, 643, 416},
+        {DT_BF16, 4500, 576}, {DT_F8E4M3, 65, 64},     {DT_F8E4M3, 643, 448},
+        {DT_F32, 61, 100},    {DT_F8E4M3, 4400, 1088}, {DT_BF16, 333, 2080},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct twins t;
+        twins_open(&t);
+        int n = cases[i].n, k = cases[i].k, ldx = k + 4, ldo = n + 3;
+        float scale = 1.0f / sqrtf((float)k);
+        struct weight w = twin_weight(&t, cases[i].dt, n, k, scale);
+        struct weight b = twin_weight(&t, DT_F32, 1, n, 1), none = {0};
+        struct twin *x = twin_rand(&t, 18 * (size_t)ldx, 1);
+        struct twin *out = twin_nans(&t, 18 * (size_t)ldo);
+        const float *before = twin_rand(&t, 18 * (size_t)ldo, 1)->p[0];
+        for (int r = 1; r <= 17; r++) {
+            for (int acc = 0; acc < 2; acc++) {
+                float *f = out->p[0];
+                for (size_t j = 0; j < 18 * (size_t)ldo; j++)
+                    f[j] = acc ? before[j] : NAN;
+                twin_push(&t, out);
+                BOTH(&t, matmul,
+                     SET({.out = P(out),
+                          .x = P(x),
+                          .w = w,
+                          .bias = r % 2 ? none : b,
+                          .rows = r,
+                          .ldx = ldx,
+                          .ldo = ldo,
+                          .accumulate = acc == 1}));
+                float tol = r <= 8 || cases[i].dt == DT_F32 ? 2e-4f : 0.03f;
+                twin_near(&t, out, 18 * (size_t)ldo, tol, tol, "few rows");
+            }
+        }
+        twins_close(&t);
+    }
+}
+END_TEST
+
+START_TEST(fused_products)
+{
+    static const struct {
+        enum dtype dt;
+        int k, inter;
+        bool norm, bias;
+    } cases[] = {
+        {DT_BF16, 96, 200, true, true},       {DT_BF16, 512, 1411, true, false},
+        {DT_BF16, 2048, 576, false, true},    {DT_F8E4M3, 448, 704, true, true},
+        {DT_F8E4M3, 1024, 128, false, false}, {DT_F32, 100, 60, true, true},
+    };
+    static const int rows[] = {1, 2, 7, 8, 9, 16, 17, 40, 130};
+    enum { R = 130 };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct twins t;
+        twins_open(&t);
+        enum dtype dt = cases[i].dt;
+        int k = cases[i].k, in = cases[i].inter, n[3] = {in + 13, 70, 9};
+        float sk = 1.0f / sqrtf((float)k), si = 1.0f / sqrtf((float)in);
+        struct weight none = {0}, w[3], b[3] = {none, none, none}, mb[3] = {none, none, none};
+        struct weight norm = cases[i].norm ? twin_weight(&t, DT_BF16, 1, k, 1) : none;
+        struct weight gate = twin_weight(&t, dt, in, k, sk), up = twin_weight(&t, dt, in, k, sk);
+        struct weight down = twin_weight(&t, in % 64 ? DT_BF16 : dt, k, in, si);
+        struct twin *out[3], *x = twin_rand(&t, R * (size_t)(k + 4), 3);
+        for (int j = 0; j < 3; j++) {
+            w[j] = twin_weight(&t, dt, n[j], k, sk);
+            out[j] = twin_nans(&t, R * (size_t)(n[j] + j));
+            if (cases[i].bias && j != 1)
+                b[j] = twin_weight(&t, DT_BF16, 1, n[j], 1);
+            if (cases[i].bias)
+                mb[j] = twin_weight(&t, DT_F32, 1, j == 2 ? k : in, 1);
+        }
+        struct twin *y = twin_nans(&t, R * (size_t)k), *g = twin_nans(&t, R * (size_t)in);
+        struct twin *u = twin_nans(&t, R * (size_t)in), *h = twin_rand(&t, R * (size_t)k, 1);
+        for (size_t j = 0; j < ARRAY_LEN(rows); j++) {
+            int r = rows[j];
+            float tol = r <= 8 ? 5e-4f : 0.05f; /* rows rounded to bf16 once or twice above */
+            BOTH(&t, proj,
+                 SET({.x = P(x),
+                      .norm = norm,
+                      .y = P(y),
+                      .rows = r,
+                      .n = 3,
+                      .ldx = k + 4,
+                      .eps = 1e-5f,
+                      .w = {w[0], w[1], w[2]},
+                      .bias = {b[0], b[1], b[2]},
+                      .out = {P(out[0]), P(out[1]), P(out[2])},
+                      .ldo = {n[0], n[1] + 1, n[2] + 2}}));
+            for (int m = 0; m < 3; m++)
+                twin_near(&t, out[m], R * (size_t)(n[m] + m), tol, tol, "proj");
+            twin_push(&t, h); /* what both start from */
+            BOTH(&t, mlp,
+                 SET({.out = P(h),
+                      .x = P(x),
+                      .norm = norm,
+                      .y = P(y),
+                      .gate = gate,
+                      .up = up,
+                      .down = down,
+                      .gate_b = mb[0],
+                      .up_b = mb[1],
+                      .down_b = mb[2],
+                      .g = P(g),
+                      .u = P(u),
+                      .rows = r,
+                      .ldx = k + 4,
+                      .ldo = k,
+                      .eps = 1e-5f}));
+            float worst = twin_near(&t, h, R * (size_t)k, 2 * tol, 2 * tol, "mlp");
+            if (r == 16 || r == 130)
+                printf("mlp %s %d x %d x %d: largest difference %.2g\n", dtype_name(dt), r, in, k,
+                       (double)worst);
+        }
+        twins_close(&t);
+    }
+}
+END_TEST
+
 START_TEST(head_products)
 {
     struct twins t;
@@ -258,6 +384,8 @@ Suite *suite_gpu_ops(void)
     Suite *s = suite_create("gpu_ops");
     TWIN_CASE(s, elementwise, 1);
     TWIN_CASE(s, products, 1);
+    TWIN_CASE(s, few_row_products, 1);
+    TWIN_CASE(s, fused_products, 1);
     TWIN_CASE(s, head_products, 1);
     TWIN_CASE(s, experts, 1);
     return s;
