@@ -17,6 +17,8 @@ extern "C" {
 #include "attention/attn.h"
 }
 
+#include "kernels/cuda/launch.cuh"
+
 enum { PORTABLE_WARPS = 4 };
 
 static __device__ __forceinline__ float portable_kv(const float *p)
@@ -42,6 +44,8 @@ __global__ void __launch_bounds__(PORTABLE_WARPS * 32) portable_kernel(struct at
 {
     __shared__ float s_max[PORTABLE_WARPS][HC], s_sum[PORTABLE_WARPS][HC];
     __shared__ float s_out[PORTABLE_WARPS][HC][VL * 32];
+    cuda_wait();
+    cuda_trigger();
     int r = blockIdx.x, kvh = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int group = c.n_head / c.n_kv, h0 = blockIdx.z * HC, heads = min(HC, group - h0);
     int head0 = kvh * group + h0, qk = c.dims.qk, dv = c.dims.v;

@@ -2,11 +2,11 @@
  * absorbed MLA over paged fp32 or bf16 caches. No workspace; of a plan only the dimensions are
  * kept, what a step needs is in the call, so they can be captured for any shape. */
 #include "attention/portable/decode.cuh"
+#include "kernels/cuda/launch.cuh"
 
 extern "C" {
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
-#include "kernels/cuda/stream.h"
 }
 
 struct attn {
@@ -48,12 +48,11 @@ static void portable_close(struct attn *a)
 }
 
 template <typename KV, int QL, int VL, int HC>
-static void launch(const struct attn *a, const struct attn_call *c)
+static int launch(const struct attn *a, const struct attn_call *c)
 {
     int group = c->n_head / c->n_kv;
     dim3 grid((unsigned)c->rows, (unsigned)c->n_kv, (unsigned)((group + HC - 1) / HC));
-    portable_kernel<KV, QL, VL, HC>
-        <<<grid, PORTABLE_WARPS * 32, 0, (cudaStream_t)cuda_dev_stream(a->d)>>>(*c);
+    return cuda_launch(a->d, portable_kernel<KV, QL, VL, HC>, grid, PORTABLE_WARPS * 32, 0, *c);
 }
 
 /* Instantiations by head dims, rounded up to 32; the listed pairs are those of the capabilities. */
@@ -61,20 +60,18 @@ template <typename KV> static int dispatch(const struct attn *a, const struct at
 {
     int ql = (c->dims.qk + 31) / 32, vl = (c->dims.v + 31) / 32;
     if (ql <= 2 && vl <= 2)
-        launch<KV, 2, 2, 8>(a, c);
-    else if (ql <= 3 && vl <= 3)
-        launch<KV, 3, 3, 8>(a, c);
-    else if (ql <= 4 && vl <= 4)
-        launch<KV, 4, 4, 8>(a, c);
-    else if (ql <= 6 && vl <= 6)
-        launch<KV, 6, 6, 4>(a, c);
-    else if (ql <= 8 && vl <= 8)
-        launch<KV, 8, 8, 4>(a, c);
-    else if (ql <= 18 && vl <= 16)
-        launch<KV, 18, 16, 2>(a, c);
-    else
-        return E_UNSUPPORTED;
-    return cudaPeekAtLastError() == cudaSuccess ? OK : E_DEVICE;
+        return launch<KV, 2, 2, 8>(a, c);
+    if (ql <= 3 && vl <= 3)
+        return launch<KV, 3, 3, 8>(a, c);
+    if (ql <= 4 && vl <= 4)
+        return launch<KV, 4, 4, 8>(a, c);
+    if (ql <= 6 && vl <= 6)
+        return launch<KV, 6, 6, 4>(a, c);
+    if (ql <= 8 && vl <= 8)
+        return launch<KV, 8, 8, 4>(a, c);
+    if (ql <= 18 && vl <= 16)
+        return launch<KV, 18, 16, 2>(a, c);
+    return E_UNSUPPORTED;
 }
 
 static int portable_run(struct attn *a, const struct attn_call *c, struct err *e)
@@ -84,7 +81,6 @@ static int portable_run(struct attn *a, const struct attn_call *c, struct err *e
     if (x.mask != MASK_TREE)
         x.ancestors = NULL; /* RANGE and BLOCK: the range is data */
     int r = x.kv_type == DT_BF16 ? dispatch<__nv_bfloat16>(a, &x) : dispatch<float>(a, &x);
-    cuda_dev_count_launch(a->d);
     return r < 0 ? FAIL(e, r, "portable attention: the kernel for head dims %d/%d does not start",
                         c->dims.qk, c->dims.v)
                  : OK;
