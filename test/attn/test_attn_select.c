@@ -170,8 +170,8 @@ static const struct {
     const char *cpu, *cuda; /* the backend that serves the kind; NULL: none does */
     int n_head, n_kv;
     struct attn_dims dims;
-} g_kinds[] = {{ATTN_GQA, "ref-gqa", "portable", 9, 3, {64, 64}},
-               {ATTN_MLA_ABSORBED, "ref-mla", "portable-mla", 16, 1, {576, 512}},
+} g_kinds[] = {{ATTN_GQA, "ref-gqa", "mma", 9, 3, {64, 64}},
+               {ATTN_MLA_ABSORBED, "ref-mla", "mma-mla", 16, 1, {576, 512}},
                {ATTN_MLA_DECOMPRESSED, "ref-mla-full", NULL, 16, 1, {192, 128}}};
 
 /* Needs of the step of such a drafter: the target's prefill and verify, then the drafter's role. */

@@ -1,0 +1,260 @@
+/* What every tensor-core attention kernel does before and after its products: find the rows of its
+ * tile, what they see, which keys they share out to splits, and the merge of splits. */
+#ifndef SPECD_ATTN_ROWS_CUH
+#define SPECD_ATTN_ROWS_CUH
+
+#include "attention/mma/frag.cuh"
+
+extern "C" {
+#include "attention/mma/args.h"
+}
+
+/* Rows of a tile. Dead rows and those behind the last have first = last = row0 = 0. */
+template <int N> struct tile_rows {
+    uint64_t anc[N];
+    int first[N], last[N], row0[N]; /* row0: from here on bits decide; = last without a tree */
+    int pick[2];                    /* first row and number of rows of the tile that was found */
+    int warp_a[32], warp_b[32];
+};
+
+/* What holds for all keys and live rows of a tile. */
+struct tile_span {
+    int lo, hi;         /* keys that some row may see lie in [lo, hi); none when lo >= hi */
+    int all_lo, all_hi; /* every live row sees all of [all_lo, all_hi) */
+    bool whole;         /* every key of [lo, hi) is seen by some row */
+    bool dead;          /* some row of the tile sees nothing */
+};
+
+/* Finds tile `t`, counting those of earlier runs: rows of one slot, cut every `rb` rows. Needs all
+ * threads; false when there are fewer tiles. */
+template <int T, int N>
+static __device__ bool tile_find(const int32_t *slot, int rows, int rb, int t, tile_rows<N> &s)
+{
+    int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+    int per = (rows + T - 1) / T, a = min(tid * per, rows), b = min(a + per, rows), mark = -1;
+    for (int i = a; i < b; i++)
+        if (i == 0 || slot[i] != slot[i - 1])
+            mark = i;
+    int start = mark; /* greatest beginning of a run up to here */
+    for (int o = 1; o < 32; o <<= 1) {
+        int x = __shfl_up_sync(0xffffffffu, start, o);
+        if (lane >= o)
+            start = max(start, x);
+    }
+    if (lane == 31)
+        s.warp_a[warp] = start;
+    start = __shfl_up_sync(0xffffffffu, start, 1);
+    if (lane == 0)
+        start = -1;
+    __syncthreads();
+    for (int w = 0; w < warp; w++)
+        start = max(start, s.warp_a[w]);
+    int at = start, n = 0;
+    for (int i = a; i < b; i++) {
+        if (i == 0 || slot[i] != slot[i - 1])
+            at = i;
+        n += (i - at) % rb == 0;
+    }
+    int sum = n;
+    for (int o = 1; o < 32; o <<= 1) {
+        int x = __shfl_up_sync(0xffffffffu, sum, o);
+        if (lane >= o)
+            sum += x;
+    }
+    if (lane == 31)
+        s.warp_b[warp] = sum;
+    if (tid == 0)
+        s.pick[1] = 0;
+    __syncthreads();
+    int before = sum - n;
+    for (int w = 0; w < warp; w++)
+        before += s.warp_b[w];
+    if (before <= t && t < before + n) {
+        at = start;
+        for (int i = a; i < b; i++) {
+            if (i == 0 || slot[i] != slot[i - 1])
+                at = i;
+            if ((i - at) % rb == 0 && before++ == t) {
+                int e = i + 1;
+                while (e < rows && e < i + rb && slot[e] == slot[i])
+                    e++;
+                s.pick[0] = i;
+                s.pick[1] = e - i;
+                break;
+            }
+        }
+    }
+    __syncthreads();
+    return s.pick[1] > 0;
+}
+
+/* Brings what rows [r0, r0 + n) see into shared memory; the caller waits for all threads. */
+template <int T, int N>
+static __device__ __forceinline__ void tile_load(const struct attn_call &c, int r0, int n,
+                                                 tile_rows<N> &s)
+{
+    for (int i = threadIdx.x; i < N; i += T) {
+        int f = 0, l = 0, x = 0;
+        uint64_t bits = 0;
+        if (i < n) {
+            f = c.first[r0 + i];
+            l = c.last[r0 + i];
+            if (f >= l)
+                f = l = 0;
+            x = l;
+            if (c.ancestors && f < l) {
+                x = min(c.row0[r0 + i], l);
+                bits = c.ancestors[r0 + i];
+            }
+        }
+        s.first[i] = f;
+        s.last[i] = l;
+        s.row0[i] = x;
+        s.anc[i] = bits;
+    }
+}
+
+/* Whether row i of the tile sees position p. In a tree the bits below p's must number at least
+ * those that lie before the row's window. */
+template <int N>
+static __device__ __forceinline__ bool tile_sees(const tile_rows<N> &s, int i, int p)
+{
+    int x = s.row0[i], j = p - x;
+    if (j < 0)
+        return p >= s.first[i];
+    if (p >= s.last[i] || j >= 64)
+        return false;
+    uint64_t bits = s.anc[i];
+    return bits >> j & 1 && __popcll(bits & ((1ull << j) - 1)) >= s.first[i] - x;
+}
+
+/* Every warp works it out for itself. */
+template <int N>
+static __device__ __forceinline__ tile_span tile_measure(const tile_rows<N> &s, int n, bool tree)
+{
+    int lane = threadIdx.x & 31;
+    int lo = INT_MAX, hi = 0, all_lo = 0, all_hi = INT_MAX, dead = 0;
+    for (int i = lane; i < n; i += 32) {
+        if (s.first[i] >= s.last[i]) {
+            dead = 1;
+            continue;
+        }
+        lo = min(lo, min(s.first[i], s.row0[i]));
+        hi = max(hi, s.last[i]);
+        all_lo = max(all_lo, s.first[i]);
+        all_hi = min(all_hi, s.row0[i]);
+    }
+    for (int o = 16; o > 0; o >>= 1) {
+        lo = min(lo, __shfl_xor_sync(0xffffffffu, lo, o));
+        hi = max(hi, __shfl_xor_sync(0xffffffffu, hi, o));
+        all_lo = max(all_lo, __shfl_xor_sync(0xffffffffu, all_lo, o));
+        all_hi = min(all_hi, __shfl_xor_sync(0xffffffffu, all_hi, o));
+        dead |= __shfl_xor_sync(0xffffffffu, dead, o);
+    }
+    tile_span r = {lo, hi, all_lo, all_hi, !tree && all_lo <= all_hi, dead != 0};
+    return r;
+}
+
+/* Pool row of position p, -1 when no row of the tile sees it: then it is not read. */
+template <int N>
+static __device__ __forceinline__ int tile_key(const struct mma_args &a, const tile_rows<N> &s,
+                                               int n, const tile_span &w, const int32_t *table,
+                                               int p)
+{
+    bool seen = p >= w.lo && p < w.hi;
+    if (seen && !w.whole && (p < w.all_lo || p >= w.all_hi)) {
+        seen = false;
+        for (int i = 0; i < n && !seen; i++)
+            seen = tile_sees(s, i, p);
+    }
+    return seen ? (table[p >> a.page_shift] << a.page_shift) + (p & (a.c.page - 1)) : -1;
+}
+
+enum { SPLIT_LONG = 2048 }; /* keys from which on a tile is split even when the GPU is full */
+
+/* Key tiles [begin, end) of split `split` of a tile, in tiles of BN keys; returns how many splits
+ * work. Every block of the tile comes to the same numbers. */
+template <int BN>
+static __device__ __forceinline__ int tile_share(const struct mma_args &a, const tile_span &w,
+                                                 int split, int *begin, int *end)
+{
+    int t0 = w.lo / BN, nt = (w.hi + BN - 1) / BN - t0;
+    int n = max(min(a.fill, nt), min(a.splits, nt / (SPLIT_LONG / BN))), per = (nt + n - 1) / n;
+    *begin = t0 + split * per;
+    *end = min(*begin + per, t0 + nt);
+    return (nt + per - 1) / per;
+}
+
+/* Weight of the keys' sums in the output of a head whose maximum is m (base 2) and whose sum of
+ * weights is l; the logarithm of the whole sum goes to *lse. */
+static __device__ __forceinline__ float head_scale(const struct mma_args &a, int head, float m,
+                                                   float l, float *lse)
+{
+    *lse = l > 0 ? (m + __log2f(l)) * MMA_LN2 : -INFINITY;
+    if (a.c.sinks && l > 0) {
+        float k = a.c.sinks[head] * MMA_LOG2E, top = fmaxf(m, k);
+        float f = ex2(m - top);
+        return f / (l * f + ex2(k - top));
+    }
+    return l > 0 ? 1.0f / l : 0.0f;
+}
+
+/* Where line m of a tile belongs. */
+struct tile_line {
+    int row, head;
+    bool on;
+};
+
+static __device__ __forceinline__ tile_line line_of(const struct mma_args &a, int r0, int n,
+                                                    int kvh, int ht, int m)
+{
+    int i = m / a.tile_heads, h = m - i * a.tile_heads + ht * a.tile_heads;
+    tile_line l = {r0 + i, kvh * a.group + h, i < n && h < a.group};
+    return l;
+}
+
+/* Four neighbouring values of a line: to the output, or to the split's partial sums. */
+static __device__ __forceinline__ void line_put(const struct mma_args &a, const tile_line &l,
+                                                int dv, int col, float4 x, float f, bool part,
+                                                int split)
+{
+    x.x *= f, x.y *= f, x.z *= f, x.w *= f;
+    float *p = part ? a.part + (((int64_t)split * a.c.rows + l.row) * a.c.n_head + l.head) * dv
+                    : a.c.out + l.row * a.c.ldo + (int64_t)l.head * dv;
+    *(float4 *)(p + col) = x;
+}
+
+/* Maximum and sum of a line: to the partial sums, or the factor of its values. */
+static __device__ __forceinline__ float line_end(const struct mma_args &a, const tile_line &l,
+                                                 float m, float sum, bool part, int split,
+                                                 bool write)
+{
+    int64_t at = (int64_t)l.row * a.c.n_head + l.head;
+    if (part) {
+        if (write)
+            ((float2 *)a.part_ml)[(int64_t)split * a.c.rows * a.c.n_head + at] = {m, sum};
+        return 1.0f;
+    }
+    float lse, f = head_scale(a, l.head, m, sum, &lse);
+    if (write && a.c.lse)
+        a.c.lse[at] = lse;
+    return f;
+}
+
+/* A line's values of two neighbouring groups of 8 columns, as a product leaves them (a lane holds
+ * two columns of each): pairs of lanes exchange halves and write 16 bytes each. Needs whole warps.
+ */
+static __device__ __forceinline__ void line_pair(const struct mma_args &a, const tile_line &l,
+                                                 int dv, int col, const float *x, const float *y,
+                                                 float f, bool part, int split)
+{
+    int lane = threadIdx.x & 31;
+    bool odd = lane & 1;
+    float s0 = __shfl_xor_sync(0xffffffffu, odd ? x[0] : y[0], 1);
+    float s1 = __shfl_xor_sync(0xffffffffu, odd ? x[1] : y[1], 1);
+    float4 v = odd ? make_float4(s0, s1, y[0], y[1]) : make_float4(x[0], x[1], s0, s1);
+    if (l.on)
+        line_put(a, l, dv, col + (odd ? 8 : 0) + (lane >> 1 & 1) * 4, v, f, part, split);
+}
+
+#endif
