@@ -1,8 +1,19 @@
 /* Goal: the CUDA attention backends give what the CPU references give, with every mask they offer.
  * Method: the same call on both devices over caches in which everything that no row may see is NaN
- * (hidden rows of a tree too); values within 2e-5 (fp32 sums in another order). */
+ * (hidden rows of a tree too). fp32 caches: fixed cases, values within 2e-5 (fp32 sums in another
+ * order). bf16 caches: cases from the capabilities of each backend, ragged requests up to thousands
+ * of keys, both devices over the same rounded values, eager and replayed to equal bits.
+ *
+ * Tolerances over bf16 caches, keys and values of unit variance. Few lines (rows x heads of a
+ * tile): queries and weights are in two bf16 parts, what is left are 2^-17 of a score and fp32
+ * sums: relative norm 1e-4. Many lines and prefill round both once, 2^-9 each: 4e-3, one value up
+ * to four standard deviations of both roundings over |v| <= 4.5; a log-sum-exp over one key has the
+ * score's own error, 2^-9 / sqrt 3 in the mean. */
 #include "engine/base/check.h"
+#include "engine/base/mem.h"
 #include "test/gpu/twin.h"
+
+#include <stdio.h>
 
 enum { R = 14, SLOTS = 4, KEYS = 256 };
 
@@ -197,10 +208,360 @@ START_TEST(attention)
 }
 END_TEST
 
+/* ---- bf16 caches, cases from capabilities ---- */
+
+enum { REQ = 6, ROWS = 460, POS = 4224, CPU_PAGE = 16, NOWHERE = 1 << 28 };
+
+struct ragged {
+    enum attn_mask mask;
+    enum role role;
+    int rows, qlen;
+    int32_t slot[ROWS], first[ROWS], last[ROWS], row0[ROWS];
+    uint64_t anc[ROWS];
+    int len[REQ + 1]; /* positions of a slot's cache that exist */
+};
+
+static bool sees_ragged(const struct ragged *w, int r, int p)
+{
+    int j = p - w->row0[r], before = 0;
+    if (p < w->first[r] && (w->mask != MASK_TREE || j < 0))
+        return false;
+    if (p >= w->last[r])
+        return false;
+    if (w->mask != MASK_TREE || j < 0)
+        return true;
+    if (j >= 64 || !(w->anc[r] >> j & 1))
+        return false;
+    for (int i = 0; i < j; i++)
+        before += (int)(w->anc[r] >> i & 1);
+    return w->row0[r] + before >= w->first[r];
+}
+
+/* Requests over caches of few and of many keys, up to `qlen` rows each, padding between and behind.
+ */
+static void ragged_make(struct ragged *w, struct rng *g, enum role role, enum attn_mask mask,
+                        int qlen, int window)
+{
+    static const int keys[REQ] = {0, 15, 16, 17, 500, 4000};
+    int turn = (int)rng_below(g, REQ);
+    *w = (struct ragged){.mask = mask, .role = role, .qlen = qlen};
+    for (int i = 0; i < REQ; i++) {
+        int s = 1 + (i + turn) % REQ, base = keys[s - 1];
+        int n = i == 0 ? qlen : 1 + (int)rng_below(g, (uint64_t)qlen);
+        if (qlen > 16)
+            n = s == 5 ? qlen : s == 6 ? 20 : n / 4 + 1;
+        for (int j = 0; j < n; j++, w->rows++) {
+            int r = w->rows, up = j ? (int)rng_below(g, (uint64_t)j) : 0, depth = j;
+            w->slot[r] = s;
+            w->row0[r] = base;
+            w->anc[r] = 1ull << (j & 63);
+            if (mask == MASK_TREE) {
+                w->anc[r] |= j ? w->anc[r - j + up] : 0;
+                depth = __builtin_popcountll(w->anc[r]) - 1;
+            }
+            w->last[r] = mask == MASK_BLOCK ? base + n : base + j + 1;
+            w->first[r] = window && base + depth + 1 > window ? base + depth + 1 - window : 0;
+            w->len[s] = base + n;
+        }
+        if (i == 2 && qlen <= 16) { /* padding whose numbers mean nothing */
+            w->first[w->rows] = w->last[w->rows] = 7;
+            w->slot[w->rows++] = 0;
+        }
+    }
+    w->rows += 2;
+    ck_assert_int_le(w->rows, ROWS);
+}
+
+/* The same cache twice: fp32 pages of 16 in order, bf16 pages of another size shuffled. */
+struct pools {
+    float *cpu;
+    int32_t *cpu_table, *gpu_table; /* [REQ + 1][pages] */
+    void *gpu;
+};
+
+/* `like`: pages where that cache has them. */
+static struct pools pools_make(struct twins *t, const struct ragged *w, int page, int width,
+                               const struct pools *like)
+{
+    struct pools o;
+    struct err e = {0};
+    int n = REQ + 1, cp = POS / CPU_PAGE, gp = POS / page, used = 0;
+    for (int s = 1; s < n; s++)
+        used += (w->len[s] + page - 1) / page;
+    o.cpu_table = mem_alloc((size_t)(n * cp) * sizeof *o.cpu_table);
+    o.gpu_table = mem_alloc((size_t)(n * gp) * sizeof *o.gpu_table);
+    int32_t *order = mem_alloc((size_t)used * sizeof *order);
+    for (int i = 0; i < used; i++)
+        order[i] = i;
+    for (int i = used - 1; i > 0; i--) {
+        int j = (int)rng_below(&t->rng, (uint64_t)i + 1), x = order[i];
+        order[i] = order[j];
+        order[j] = x;
+    }
+    size_t total = 0;
+    for (int s = 0; s < n; s++)
+        total += (size_t)(w->len[s] + CPU_PAGE - 1) / CPU_PAGE * CPU_PAGE;
+    o.cpu = mem_alloc(total * (size_t)width * sizeof *o.cpu);
+    size_t gpu_n = (size_t)used * (size_t)page * (size_t)width;
+    uint16_t *half = mem_alloc(gpu_n * sizeof *half);
+    for (size_t i = 0; i < gpu_n; i++)
+        half[i] = 0x7fff; /* NaN */
+    int at = 0, next = 0;
+    for (int s = 0; s < n; s++) {
+        for (int i = 0; i < cp; i++)
+            o.cpu_table[s * cp + i] = i * CPU_PAGE < w->len[s] ? at++ : NOWHERE;
+        for (int i = 0; i < gp; i++)
+            o.gpu_table[s * gp + i] = like                   ? like->gpu_table[s * gp + i]
+                                      : i * page < w->len[s] ? order[next++]
+                                                             : NOWHERE;
+        for (int p = 0; p < w->len[s]; p++) {
+            bool used_here = false;
+            for (int r = 0; r < w->rows && !used_here; r++)
+                used_here = w->slot[r] == s && sees_ragged(w, r, p);
+            float *c = o.cpu + ((size_t)o.cpu_table[s * cp + p / CPU_PAGE] * CPU_PAGE +
+                                (size_t)(p % CPU_PAGE)) *
+                                   (size_t)width;
+            uint16_t *h = half + ((size_t)o.gpu_table[s * gp + p / page] * (size_t)page +
+                                  (size_t)(p % page)) *
+                                     (size_t)width;
+            for (int i = 0; i < width; i++) {
+                float x = (float)(rng_unit(&t->rng) - 0.5) * 3.4641f;
+                h[i] = used_here ? dtype_f32_to_bf16(x) : 0x7fff;
+                c[i] = used_here ? dtype_bf16_to_f32(h[i]) : NAN;
+            }
+        }
+    }
+    ck_assert_int_eq(dev_cuda.alloc(t->gpu, &o.gpu, gpu_n * 2 + 16, DEV_MEM_DEVICE, &e), OK);
+    ck_assert_int_eq(dev_cuda.copy_in(t->gpu, o.gpu, half, gpu_n * 2, &e), OK);
+    ck_assert_int_eq(dev_cuda.sync(t->gpu, &e), OK);
+    mem_free(half);
+    mem_free(order);
+    return o;
+}
+
+static void pools_free(struct twins *t, struct pools *o)
+{
+    dev_cuda.free(t->gpu, o->gpu);
+    mem_free(o->cpu);
+    mem_free(o->cpu_table);
+    mem_free(o->gpu_table);
+}
+
+/* Relative norm of the difference; one value within `abs`, infinities and zeros in their places. */
+static double norm_near(const float *g, const float *c, size_t n, float abs, const char *what)
+{
+    double d2 = 0, c2 = 0;
+    size_t bad = n;
+    for (size_t i = 0; i < n; i++) {
+        bool exact = isinf(c[i]) || c[i] == 0;
+        float d = fabsf(g[i] - c[i]);
+        if (exact ? g[i] != c[i] : !(d <= abs))
+            bad = i;
+        if (exact)
+            continue;
+        d2 += (double)d * (double)d;
+        c2 += (double)c[i] * (double)c[i];
+    }
+    ck_assert_msg(bad == n, "%s [%zu]: %g, want %g", what, bad, (double)g[bad % n],
+                  (double)c[bad % n]);
+    return c2 > 0 ? sqrt(d2 / c2) : 0;
+}
+
+struct bf16_case {
+    const struct attn_backend *b;
+    int heads, kv, page, variant; /* variant 1: sinks, 2: soft cap */
+    struct attn_dims dims;
+};
+
+static struct attn_call call_of(const struct bf16_case *k, const struct ragged *w)
+{
+    bool mla = k->b->caps.kinds == ATTN_MLA_ABSORBED;
+    return (struct attn_call){.role = w->role,
+                              .kind = mla ? ATTN_MLA_ABSORBED : ATTN_GQA,
+                              .mask = w->mask,
+                              .rows = w->rows,
+                              .n_head = k->heads,
+                              .n_kv = k->kv,
+                              .dims = k->dims,
+                              .ldq = k->heads * k->dims.qk,
+                              .ldo = k->heads * k->dims.v,
+                              .scale = 1 / sqrtf((float)k->dims.qk),
+                              .soft_cap = k->variant == 2 ? 3 : 0,
+                              .kv_lora = mla ? k->dims.v : 0,
+                              .rope = mla ? k->dims.qk - k->dims.v : 0,
+                              .cp_world = 1};
+}
+
+static void check_bf16(const struct bf16_case *k, const struct ragged *w, struct twins *t)
+{
+    struct err e = {0};
+    bool mla = k->b->caps.kinds == ATTN_MLA_ABSORBED;
+    size_t no = (size_t)(w->rows * k->heads * k->dims.v), nl = (size_t)(w->rows * k->heads);
+    struct pools pk = pools_make(t, w, k->page, k->kv * k->dims.qk, NULL), pv = {0};
+    if (!mla)
+        pv = pools_make(t, w, k->page, k->kv * k->dims.v, &pk);
+    int first_twin = t->n;
+    struct twin *q = twin_rand(t, (size_t)(w->rows * k->heads * k->dims.qk), 1);
+    struct twin *out = twin_nans(t, no), *lse = twin_nans(t, nl),
+                *sinks = twin_rand(t, (size_t)k->heads, 1);
+    struct twin *s = twin_ints(t, w->slot, ROWS), *f = twin_ints(t, w->first, ROWS);
+    struct twin *l = twin_ints(t, w->last, ROWS), *r0 = twin_ints(t, w->row0, ROWS);
+    struct twin *anc = twin_new(t, sizeof w->anc);
+    struct twin *kt = twin_ints(t, pk.gpu_table, (size_t)((REQ + 1) * (POS / k->page)));
+    memcpy(anc->p[SIDE_CPU], w->anc, sizeof w->anc);
+    twin_push(t, anc);
+    struct attn_need need = {.role = w->role,
+                             .kind = mla ? ATTN_MLA_ABSORBED : ATTN_GQA,
+                             .mask = w->mask,
+                             .graph = GRAPH_ANY,
+                             .kv_type = DT_F32,
+                             .page = CPU_PAGE,
+                             .n_head = k->heads,
+                             .n_kv = k->kv,
+                             .dims = k->dims,
+                             .q_len_max = w->qlen,
+                             .cp = 1,
+                             .lse_out = true,
+                             .sinks = k->variant == 1,
+                             .soft_cap = k->variant == 2};
+    struct graph_dims dims = {REQ + 1, REQ + 1, w->rows, w->qlen, POS / CPU_PAGE, w->role};
+    struct attn_call x = call_of(k, w);
+    const struct attn_backend *ref = NULL;
+    struct attn *a = NULL;
+    int side = SIDE_CPU;
+#define SIDE_CALL()                                                                                \
+    (x.q = P(q), x.out = P(out), x.lse = P(lse), x.slot = P(s), x.first = P(f), x.last = P(l),     \
+     x.row0 = P(r0), x.ancestors = P(anc), x.sinks = k->variant == 1 ? P(sinks) : NULL)
+    SIDE_CALL();
+    x.kv_type = DT_F32;
+    x.k = pk.cpu;
+    x.v = mla ? NULL : pv.cpu;
+    x.table = pk.cpu_table;
+    x.page = CPU_PAGE;
+    x.pages_max = POS / CPU_PAGE;
+    ck_assert_msg(attn_select(&ref, "cpu", &need, NULL, &e) == OK, "%s", e.text);
+    ck_assert_int_eq(ref->open(&a, t->cpu, &need, &dims, &e), OK);
+    ck_assert_int_eq(ref->plan(a, &dims, &e), OK);
+    ck_assert_msg(ref->run(a, &x, &e) == OK, "%s", e.text);
+    ref->close(a);
+
+    side = SIDE_GPU;
+    SIDE_CALL();
+    need.kv_type = x.kv_type = DT_BF16;
+    need.page = x.page = k->page;
+    need.sm = dev_cuda.sm(t->gpu);
+    dims.pages = x.pages_max = POS / k->page;
+    x.k = pk.gpu;
+    x.v = mla ? NULL : pv.gpu;
+    x.table = P(kt);
+    char name[160];
+    snprintf(name, sizeof name, "%s %d/%d heads %d/%d %s mask %d page %d qlen %d variant %d",
+             k->b->name, k->dims.qk, k->dims.v, k->heads, k->kv, role_name(w->role), (int)w->mask,
+             k->page, w->qlen, k->variant);
+    ck_assert_msg(attn_check(k->b, &need, &e) == OK, "%s: %s", name, e.text);
+    ck_assert_msg(k->b->open(&a, t->gpu, &need, &dims, &e) == OK, "%s: %s", name, e.text);
+    ck_assert_int_eq(k->b->plan(a, &dims, &e), OK);
+    ck_assert_msg(k->b->run(a, &x, &e) == OK, "%s: %s", name, e.text);
+    float *go = mem_alloc((no + nl) * 2 * sizeof *go), *gl = go + no, *again = gl + nl;
+    ck_assert_msg(dev_cuda.copy_out(t->gpu, go, P(out), no * 4, &e) == OK, "%s: %s", name, e.text);
+    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, gl, P(lse), nl * 4, &e), OK);
+    bool split = w->qlen <= 16 && k->heads / k->kv * w->qlen <= (mla ? 16 : 32);
+    double d = norm_near(go, out->p[SIDE_CPU], no, split ? 2e-3f : 3e-2f, name);
+    ck_assert_msg(d <= (split ? 1e-4 : 4e-3), "%s: relative norm %g", name, d);
+    norm_near(gl, lse->p[SIDE_CPU], nl, split ? 1e-4f : 1e-2f, name);
+
+    /* replayed twice: the same bits; with no row left: nothing */
+    struct dev_graph *g = NULL;
+    ck_assert_int_eq(dev_cuda.record_begin(t->gpu, &e), OK);
+    ck_assert_int_eq(k->b->run(a, &x, &e), OK);
+    ck_assert_int_eq(dev_cuda.record_end(t->gpu, &g, &e), OK);
+    for (int i = 0; i < 3; i++) {
+        static const int32_t none[ROWS];
+        memset(again, 0xff, (no + nl) * sizeof *again);
+        ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(out), again, no * 4, &e), OK);
+        ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(lse), again, nl * 4, &e), OK);
+        if (i == 2)
+            ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(l), none, sizeof none, &e), OK);
+        ck_assert_int_eq(dev_cuda.replay(t->gpu, g, &e), OK);
+        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, again, P(out), no * 4, &e), OK);
+        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, again + no, P(lse), nl * 4, &e), OK);
+        if (i < 2)
+            ck_assert_msg(memcmp(again, go, (no + nl) * 4) == 0, "%s: a replay differs", name);
+        size_t bad = 0;
+        for (size_t j = 0; i == 2 && j < no + nl; j++)
+            bad += !(j < no ? again[j] == 0 : again[j] == -INFINITY);
+        ck_assert_msg(bad == 0, "%s: an idle replay leaves %zu values", name, bad);
+    }
+    dev_cuda.graph_free(t->gpu, g);
+    k->b->close(a);
+    mem_free(go);
+    for (; t->n > first_twin; t->n--) {
+        dev_cpu.free(t->cpu, t->all[t->n - 1].p[SIDE_CPU]);
+        dev_cuda.free(t->gpu, t->all[t->n - 1].p[SIDE_GPU]);
+    }
+    pools_free(t, &pk);
+    if (!mla)
+        pools_free(t, &pv);
+}
+
+/* Every role and mask that a backend offers, over its dims; heads, pages and extras take turns. */
+START_TEST(bf16_caches)
+{
+    static const struct attn_dims some[] = {{64, 64}, {128, 128}, {576, 512}};
+    static const int gqa_heads[][2] = {{8, 2}, {4, 4}, {14, 2}, {16, 1}};
+    static const int mla_heads[] = {16, 8, 40};
+    int n = 0, turn = 0, index = _i;
+    while (strcmp(attn_backends[n]->device, "cuda") != 0 ||
+           !(attn_backends[n]->caps.kv_types >> DT_BF16 & 1) || index-- > 0)
+        n++;
+    const struct attn_backend *b = attn_backends[n];
+    bool mla = b->caps.kinds == ATTN_MLA_ABSORBED, any = b->caps.dims[0].qk == 0;
+    struct twins t;
+    struct ragged *w = mem_alloc(sizeof *w);
+    twins_open(&t);
+    for (int d = 0; d < 8 && (any ? d < 3 : b->caps.dims[d].qk > 0); d++) {
+        struct attn_dims dims = any ? some[d] : b->caps.dims[d];
+        if ((dims.qk == 576) != mla)
+            continue;
+        for (int role = 0; role < N_ROLES; role++)
+            for (int mask = MASK_RANGE; mask <= MASK_BLOCK; mask *= 2) {
+                if (!(b->caps.role[role].masks & mask))
+                    continue;
+                bool prefill = role == TGT_PREFILL || role == DRF_PREFILL;
+                bool full = role == TGT_VERIFY || role == TGT_PREFILL;
+                if (!full && !prefill && mask != 1 << (role + d) % 3)
+                    continue; /* masks of the other roles take turns */
+                for (int i = 0; i < (full ? 4 : 1); i++, turn++) {
+                    static const int qlens[] = {1, 4, 16, 7};
+                    struct bf16_case k = {.b = b, .page = 16 << turn % 3, .variant = turn % 4 % 3};
+                    k.dims = dims;
+                    k.heads = mla ? mla_heads[turn % 3] : gqa_heads[turn % 4][0];
+                    k.kv = mla ? 1 : gqa_heads[turn % 4][1];
+                    ragged_make(w, &t.rng, (enum role)role, (enum attn_mask)mask,
+                                prefill ? 150 : qlens[i], i % 2 ? 33 : 0);
+                    check_bf16(&k, w, &t);
+                }
+            }
+    }
+    mem_free(w);
+    twins_close(&t);
+}
+END_TEST
+
+static int bf16_backends(void)
+{
+    int n = 0;
+    for (int i = 0; attn_backends[i]; i++)
+        n += strcmp(attn_backends[i]->device, "cuda") == 0 &&
+             attn_backends[i]->caps.kv_types >> DT_BF16 & 1;
+    return n;
+}
+
 Suite *suite_gpu_attn(void);
 Suite *suite_gpu_attn(void)
 {
     Suite *s = suite_create("gpu_attn");
     TWIN_CASE(s, attention, (int)ARRAY_LEN(g_rows));
+    TWIN_CASE(s, bf16_caches, bf16_backends());
     return s;
 }
