@@ -30,23 +30,38 @@ static __device__ __forceinline__ void cuda_trigger(void)
 #endif
 }
 
-/* On the device's stream; E_DEVICE when the launch itself fails. */
+/* On the device's stream; E_DEVICE when the launch itself fails. Clusters of `cluster` blocks need
+ * cuda_dev_early(). */
 template <typename... P, typename... A>
-static int cuda_launch(struct dev *d, void (*kernel)(P...), dim3 grid, unsigned threads,
-                       size_t smem, const A &...args)
+static int cuda_launch_cluster(struct dev *d, void (*kernel)(P...), dim3 grid, unsigned threads,
+                               size_t smem, unsigned cluster, const A &...args)
 {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attr[2] = {};
     cudaLaunchConfig_t c = {};
     c.gridDim = grid;
     c.blockDim = dim3(threads);
     c.dynamicSmemBytes = smem;
     c.stream = (cudaStream_t)cuda_dev_stream(d);
-    c.attrs = &early;
-    c.numAttrs = cuda_dev_early(d) ? 1 : 0;
+    c.attrs = attr;
+    if (cuda_dev_early(d)) {
+        attr[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attr[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attr[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attr[c.numAttrs].val.clusterDim.x = cluster;
+        attr[c.numAttrs].val.clusterDim.y = attr[c.numAttrs].val.clusterDim.z = 1;
+        c.numAttrs++;
+    }
     cuda_dev_count_launch(d);
     return cudaLaunchKernelEx(&c, kernel, P(args)...) == cudaSuccess ? OK : E_DEVICE;
+}
+
+template <typename... P, typename... A>
+static int cuda_launch(struct dev *d, void (*kernel)(P...), dim3 grid, unsigned threads,
+                       size_t smem, const A &...args)
+{
+    return cuda_launch_cluster(d, kernel, grid, threads, smem, 1, args...);
 }
 
 #endif

@@ -8,7 +8,9 @@
 #include "engine/base/mem.h"
 #include "test/gpu/twin.h"
 
-enum { S = 9, LEN = 64, V = 5000, ROWS = 24, REQS = 10 };
+/* V: several blocks of the sampler share a row, and rows begin at any alignment. DV: a drafter's.
+ */
+enum { S = 9, LEN = 64, V = 40003, DV = 9001, ROWS = 24, REQS = 10 };
 
 struct world {
     struct twins t;
@@ -345,6 +347,18 @@ START_TEST(slots_and_sampling)
     world_same(&w, "rows_note");
     do_rows_place(&w, NULL, 8);
     struct twin *logits = twin_rand(t, (size_t)ROWS * V, 3);
+    /* rows of few different values, whose cuts lie among thousands of equals; one of a single
+     * value; NaN and infinity */
+    for (int m = 0; m < ROWS; m++) {
+        float *l = (float *)logits->p[0] + (int64_t)m * V;
+        for (int i = 0; i < V; i++)
+            l[i] = m % 3 == 1 ? rintf(l[i]) : m == 5 ? 1 : l[i];
+        if (m % 4 == 3) {
+            l[17] = NAN;
+            l[V - 1] = -INFINITY;
+        }
+    }
+    twin_push(t, logits);
     char name[32];
     int checked = 0;
     const struct sample_out *c = w.sample->p[0];
@@ -393,7 +407,6 @@ struct draft_twin {
 
 static void draft_round(struct world *w, struct draft_twin *d, int topk, int levels, bool map)
 {
-    enum { DV = 1500 };
     struct twins *t = &w->t;
     int reqs = ROWS / topk < REQS ? ROWS / topk : REQS;
     for (int level = 0; level < levels; level++) {
@@ -484,11 +497,11 @@ START_TEST(speculation)
     struct twin **per_req[] = {&d.tail, &d.keep_row, &d.keep_slot};
     for (int i = 0; i < 3; i++)
         *per_req[i] = twin_new(t, REQS * sizeof(int32_t));
-    d.logits = twin_new(t, ROWS * 1500 * sizeof(float));
-    d.work = twin_nans(t, ROWS * 1500 * 4);
+    d.logits = twin_new(t, (size_t)ROWS * DV * sizeof(float));
+    d.work = twin_nans(t, (size_t)ROWS * DV * 4);
     d.q = twin_new(t, S * 5 * V * sizeof(float));
-    d.d2t = twin_new(t, 1500 * sizeof(int32_t));
-    for (int i = 0; i < 1500; i++)
+    d.d2t = twin_new(t, DV * sizeof(int32_t));
+    for (int i = 0; i < DV; i++)
         ((int32_t *)d.d2t->p[0])[i] = 3 * i + 2;
     twin_push(t, d.d2t);
     for (int i = 0; i < S - 1; i++) {
