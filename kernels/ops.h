@@ -118,6 +118,42 @@ struct op_kv_write {
     int64_t ldx;
 };
 
+/* Queries, keys and values of grouped-query attention after their products: RMSNorm of every head
+ * of q and k (as op_rmsnorm over hd; p NULL: none), half-split rotation of all of q and k (as
+ * op_rope), then k_cache[wslot[r]] = k[r], v_cache[wslot[r]] = v[r] where wslot[r] >= 0. q is
+ * changed in place; k is undefined afterwards. */
+struct op_qkv_place {
+    float *q, *k;                 /* [R, n_head * hd], [R, n_kv * hd] */
+    const float *v;               /* [R, n_kv * hd] */
+    struct weight q_norm, k_norm; /* [1,hd] */
+    const int32_t *pos, *wslot;   /* [R] */
+    const float *cos, *sin;       /* [pos_max, hd / 2] */
+    void *k_cache, *v_cache;      /* [n_slot, n_kv * hd]: one layer of one pool */
+    enum dtype dt;
+    int rows, n_head, n_kv, hd, pos_max;
+    int64_t ldq, ldk, ldv;
+    float eps;
+};
+
+/* Queries and the latent row of MLA after their products. kv[r] = [latent | k_pe]: where wslot[r]
+ * >= 0, cache[wslot[r]] = [rmsnorm(latent) | rotated k_pe]; kv is undefined afterwards. The first
+ * `rope` elements of head h at q + r*ldq + h*q_stride are rotated into q_out + r*ldo +
+ * h*out_stride, which is either the same place or does not overlap q. */
+struct op_mla_place {
+    float *kv;          /* [R, lora + rope] */
+    struct weight norm; /* [1,lora] */
+    const float *q;
+    float *q_out;
+    const int32_t *pos, *wslot; /* [R] */
+    const float *cos, *sin;     /* [pos_max, rope / 2] */
+    void *cache;                /* [n_slot, lora + rope] */
+    enum dtype dt;
+    int rows, heads, lora, rope, pos_max;
+    int64_t ldkv, ldq, q_stride, ldo, out_stride;
+    float eps;
+    bool interleaved;
+};
+
 struct op_silu_mul { /* out[r,i] = silu(gate[r,i]) * up[r,i] */
     float *out;
     const float *gate, *up;
@@ -541,7 +577,7 @@ struct op_stamp {
 /* clang-format off */
 #define OP_LIST(X)                                                                                 \
     X(embed)                                                                                       \
-    X(rmsnorm) X(matmul) X(proj) X(mlp) X(matmul_heads) X(rope) X(kv_write) X(silu_mul) X(add) X(gather)          \
+    X(rmsnorm) X(matmul) X(proj) X(mlp) X(matmul_heads) X(rope) X(kv_write) X(qkv_place) X(mla_place) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
             X(score) X(accept) X(reject) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick)               \
                 X(draft_build) X(draft_ngram) X(spec_note) X(stamp)

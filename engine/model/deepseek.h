@@ -25,7 +25,8 @@ struct ds_mtp { /* a next-token layer, kept aside until a drafter is opened */
 struct ds_ws {
     struct placed mem;
     struct rope_dev rope;
-    float *x, *y, *q_a, *q; /* q: [R, nH, nope] absorbed, [R, nH, nope + rope] decompressed */
+    float *x, *y, *q_a, *q_y; /* q_a [R, q_lora], q_y the same normalised */
+    float *q;                 /* [R, nH, nope + rope] */
     float *kv, *q_lat, *o_lat, *att;
     float *pair; /* drafter: [R, 2 hidden] */
     struct mlp_ws mlp;

@@ -26,6 +26,7 @@ static int layout(const struct deepseek *m, int rows, int len, struct ds_ws *ws,
     TRY(placed_floats(pl, &ws->x, r * m->hidden, e));
     TRY(placed_floats(pl, &ws->y, r * m->hidden, e));
     TRY(placed_floats(pl, &ws->q_a, r * m->q_lora, e));
+    TRY(placed_floats(pl, &ws->q_y, r * m->q_lora, e));
     TRY(placed_floats(pl, &ws->q, r * h * (m->nope + m->rope_dim), e));
     TRY(placed_floats(pl, &ws->kv, r * width, e));
     TRY(placed_floats(pl, &ws->q_lat, r * h * width, e));
@@ -110,54 +111,43 @@ void ds_need(const void *priv, int group, enum role role, enum attn_kind mla_for
 
 /* ---- the program ---- */
 
-static int rotate(const struct deepseek *m, const struct on *o, float *x, int heads, int64_t ldx,
-                  int64_t stride, const int32_t *pos)
+/* From the rows' products to their cache entries; the rotated parts of q go to `q_out`. */
+static int place(struct deepseek *m, const struct on *o, const struct ds_layer *l, void *pool,
+                 float *q_out, int64_t ldo, int64_t out_stride, const struct fwd *f)
 {
-    const struct rope_dev *r = &m->ws.rope;
-    return o->op->rope(o->d, &(struct op_rope){.x = x,
-                                               .pos = pos,
-                                               .cos = r->cos,
-                                               .sin = r->sin,
-                                               .rows = o->rows,
-                                               .heads = heads,
-                                               .dim = m->rope_dim,
-                                               .pos_max = r->len,
-                                               .ldx = ldx,
-                                               .stride = stride,
-                                               .interleaved = m->interleaved});
-}
-
-/* Rows [row0, row0 + n) of every head's block of the query projection, each head's result at
- * out + h * out_stride: the absorbed form wants the two parts of q in different places. */
-static int query_part(const struct deepseek *m, const struct on *o, const struct weight *w,
-                      const float *src, int row0, int n, float *out, int64_t ldo, int64_t stride)
-{
-    return o->op->matmul_heads(o->d,
-                               &(struct op_matmul_heads){.out = out,
-                                                         .x = src,
-                                                         .w = *w,
+    struct ds_ws *ws = &m->ws;
+    int64_t qk = m->nope + m->rope_dim;
+    return o->op->mla_place(o->d, &(struct op_mla_place){.kv = ws->kv,
+                                                         .norm = l->kv_a_norm,
+                                                         .q = ws->q + m->nope,
+                                                         .q_out = q_out,
+                                                         .pos = f->row->pos,
+                                                         .wslot = f->row->wslot[0],
+                                                         .cos = ws->rope.cos,
+                                                         .sin = ws->rope.sin,
+                                                         .cache = pool,
+                                                         .dt = f->kv[0].dt,
                                                          .rows = o->rows,
                                                          .heads = m->n_head,
-                                                         .w_head_stride = m->nope + m->rope_dim,
-                                                         .w_row0 = row0,
-                                                         .n_rows = n,
-                                                         .ldx = w->k,
-                                                         .x_stride = 0,
+                                                         .lora = m->kv_lora,
+                                                         .rope = m->rope_dim,
+                                                         .pos_max = ws->rope.len,
+                                                         .ldkv = m->kv_lora + m->rope_dim,
+                                                         .ldq = m->n_head * qk,
+                                                         .q_stride = qk,
                                                          .ldo = ldo,
-                                                         .out_stride = stride});
+                                                         .out_stride = out_stride,
+                                                         .eps = latent_eps,
+                                                         .interleaved = m->interleaved});
 }
 
 /* Leaves att [R, nH, v]. */
 static int attend_absorbed(struct deepseek *m, const struct on *o, const struct ds_layer *l,
-                           const float *src, struct attn_call *c, const struct fwd *f,
-                           struct err *e)
+                           void *pool, struct attn_call *c, const struct fwd *f, struct err *e)
 {
     struct ds_ws *ws = &m->ws;
-    int64_t h = m->n_head, width = m->kv_lora + m->rope_dim;
-    TRY(query_part(m, o, &l->q, src, 0, m->nope, ws->q, h * m->nope, m->nope));
-    TRY(query_part(m, o, &l->q, src, m->nope, m->rope_dim, ws->q_lat + m->kv_lora, h * width,
-                   width));
-    TRY(rotate(m, o, ws->q_lat + m->kv_lora, m->n_head, h * width, width, f->row->pos));
+    int64_t h = m->n_head, width = m->kv_lora + m->rope_dim, qk = m->nope + m->rope_dim;
+    TRY(place(m, o, l, pool, ws->q_lat + m->kv_lora, h * width, width, f));
     struct op_matmul_heads a = {.out = ws->q_lat,
                                 .x = ws->q,
                                 .w = l->kv_b,
@@ -165,8 +155,8 @@ static int attend_absorbed(struct deepseek *m, const struct on *o, const struct 
                                 .heads = m->n_head,
                                 .w_head_stride = m->nope + m->v_dim,
                                 .n_rows = m->nope,
-                                .ldx = h * m->nope,
-                                .x_stride = m->nope,
+                                .ldx = h * qk,
+                                .x_stride = qk,
                                 .ldo = h * width,
                                 .out_stride = width,
                                 .transposed = true};
@@ -192,13 +182,11 @@ static int attend_absorbed(struct deepseek *m, const struct on *o, const struct 
 }
 
 static int attend_decompressed(struct deepseek *m, const struct on *o, const struct ds_layer *l,
-                               const float *src, struct attn_call *c, const struct fwd *f,
-                               struct err *e)
+                               void *pool, struct attn_call *c, const struct fwd *f, struct err *e)
 {
     struct ds_ws *ws = &m->ws;
     int64_t h = m->n_head, qk = m->nope + m->rope_dim;
-    TRY(run_matmul(o, ws->q, src, &l->q, NULL, false));
-    TRY(rotate(m, o, ws->q + m->nope, m->n_head, h * qk, qk, f->row->pos));
+    TRY(place(m, o, l, pool, ws->q + m->nope, h * qk, qk, f));
     c->q = ws->q;
     c->ldq = h * qk;
     c->out = ws->att;
@@ -207,29 +195,27 @@ static int attend_decompressed(struct deepseek *m, const struct on *o, const str
     return f->attn[0].b->run(f->attn[0].a, c, e);
 }
 
+/* q and kv of the rows x. */
+static int project(struct deepseek *m, const struct on *o, const struct ds_layer *l)
+{
+    struct ds_ws *ws = &m->ws;
+    const struct rows_in in = {ws->x, &l->in_norm, m->eps, ws->y};
+    const struct rows_in low = {ws->q_a, &l->q_a_norm, latent_eps, ws->q_y};
+    const struct proj_out kv = {ws->kv, &l->kv_a, &l->kv_a_b}, q = {ws->q, &l->q, NULL};
+    if (!m->q_lora)
+        return run_proj(o, &in, (const struct proj_out[]){q, kv}, 2);
+    const struct proj_out q_a = {ws->q_a, &l->q_a, &l->q_a_b};
+    TRY(run_proj(o, &in, (const struct proj_out[]){q_a, kv}, 2));
+    return run_proj(o, &low, &q, 1);
+}
+
 static int attend(struct deepseek *m, const struct on *o, int i, const struct fwd *f, struct err *e)
 {
     struct ds_ws *ws = &m->ws;
     const struct ds_layer *l = &m->layer[i];
     const struct kv_view *kv = &f->kv[0];
-    int width = m->kv_lora + m->rope_dim;
-    void *pool = kv_layer(kv, kv->k, i, width);
-    const float *src = ws->y;
-    if (m->q_lora) {
-        TRY(run_matmul(o, ws->q_a, ws->y, &l->q_a, &l->q_a_b, false));
-        TRY(run_norm(o, ws->q_a, ws->q_a, &l->q_a_norm, m->q_lora, latent_eps));
-        src = ws->q_a;
-    }
-    TRY(run_matmul(o, ws->kv, ws->y, &l->kv_a, &l->kv_a_b, false));
-    TRY(run_norm_ld(o, ws->kv, width, ws->kv, width, &l->kv_a_norm, m->kv_lora, latent_eps));
-    TRY(rotate(m, o, ws->kv + m->kv_lora, 1, width, m->rope_dim, f->row->pos));
-    TRY(o->op->kv_write(o->d, &(struct op_kv_write){.cache = pool,
-                                                    .dt = kv->dt,
-                                                    .x = ws->kv,
-                                                    .wslot = f->row->wslot[0],
-                                                    .rows = o->rows,
-                                                    .width = width,
-                                                    .ldx = width}));
+    void *pool = kv_layer(kv, kv->k, i, m->kv_lora + m->rope_dim);
+    TRY(project(m, o, l));
     enum attn_kind form = f->attn[0].kind;
     struct attn_call c = {.role = f->role,
                           .kind = form,
@@ -254,9 +240,9 @@ static int attend(struct deepseek *m, const struct on *o, int i, const struct fw
                           .nope = m->nope,
                           .cp_world = 1};
     if (form == ATTN_MLA_DECOMPRESSED)
-        TRY(attend_decompressed(m, o, l, src, &c, f, e));
+        TRY(attend_decompressed(m, o, l, pool, &c, f, e));
     else
-        TRY(attend_absorbed(m, o, l, src, &c, f, e));
+        TRY(attend_absorbed(m, o, l, pool, &c, f, e));
     TRY(run_part(o, ws->x, m->hidden));
     TRY(run_matmul(o, ws->x, ws->att, &l->o, &l->o_b, true));
     return run_join(o, ws->x, m->hidden);
@@ -272,7 +258,6 @@ int ds_run_layer(struct deepseek *m, const struct on *o, int i, const struct fwd
 {
     struct ds_ws *ws = &m->ws;
     const struct ds_layer *l = &m->layer[i];
-    TRY(run_norm(o, ws->y, ws->x, &l->in_norm, m->hidden, m->eps));
     TRY(attend(m, o, i, f, e));
     if (!l->sparse) {
         const struct rows_in in = {ws->x, &l->post_norm, m->eps, ws->y};

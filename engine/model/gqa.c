@@ -106,38 +106,6 @@ void gqa_need(const struct gqa_conf *g, enum role role, int window, int q_len_ma
 
 /* ---- the program ---- */
 
-static int rotate(const struct on *o, const struct gqa_conf *g, const struct rope_dev *r, float *x,
-                  int heads, const int32_t *pos)
-{
-    return o->op->rope(o->d, &(struct op_rope){.x = x,
-                                               .pos = pos,
-                                               .cos = r->cos,
-                                               .sin = r->sin,
-                                               .rows = o->rows,
-                                               .heads = heads,
-                                               .dim = g->hd,
-                                               .pos_max = r->len,
-                                               .ldx = (int64_t)heads * g->hd,
-                                               .stride = g->hd});
-}
-
-static int head_norm(const struct on *o, const struct gqa_conf *g, float *x, int heads,
-                     const struct weight *w)
-{
-    int64_t ld = (int64_t)heads * g->hd;
-    return o->op->rmsnorm(o->d, &(struct op_rmsnorm){.out = x,
-                                                     .x = x,
-                                                     .w = *w,
-                                                     .rows = o->rows,
-                                                     .dim = g->hd,
-                                                     .ldx = ld,
-                                                     .ldo = ld,
-                                                     .n_group = heads,
-                                                     .group_stride = g->hd,
-                                                     .group_stride_out = g->hd,
-                                                     .eps = g->eps});
-}
-
 int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
             const struct gqa_ws *ws, const struct rows_in *in, float *x, const struct fwd *f,
             int group, int index, struct err *e)
@@ -148,23 +116,27 @@ int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
     const struct proj_out qkv[3] = {
         {ws->q, &l->q, &l->qb}, {ws->k, &l->k, &l->kb}, {ws->v, &l->v, &l->vb}};
     TRY(run_proj(o, in, qkv, 3));
-    if (l->q_norm.p) {
-        TRY(head_norm(o, g, ws->q, g->n_head, &l->q_norm));
-        TRY(head_norm(o, g, ws->k, g->n_kv, &l->k_norm));
-    }
-    TRY(rotate(o, g, &ws->rope, ws->q, g->n_head, f->row->pos));
-    TRY(rotate(o, g, &ws->rope, ws->k, g->n_kv, f->row->pos));
-    struct op_kv_write w = {.cache = keys,
-                            .dt = kv->dt,
-                            .x = ws->k,
-                            .wslot = f->row->wslot[group],
-                            .rows = o->rows,
-                            .width = nk,
-                            .ldx = nk};
-    TRY(o->op->kv_write(o->d, &w));
-    w.cache = values;
-    w.x = ws->v;
-    TRY(o->op->kv_write(o->d, &w));
+    TRY(o->op->qkv_place(o->d, &(struct op_qkv_place){.q = ws->q,
+                                                      .k = ws->k,
+                                                      .v = ws->v,
+                                                      .q_norm = l->q_norm,
+                                                      .k_norm = l->k_norm,
+                                                      .pos = f->row->pos,
+                                                      .wslot = f->row->wslot[group],
+                                                      .cos = ws->rope.cos,
+                                                      .sin = ws->rope.sin,
+                                                      .k_cache = keys,
+                                                      .v_cache = values,
+                                                      .dt = kv->dt,
+                                                      .rows = o->rows,
+                                                      .n_head = g->n_head,
+                                                      .n_kv = g->n_kv,
+                                                      .hd = g->hd,
+                                                      .pos_max = ws->rope.len,
+                                                      .ldq = (int64_t)g->n_head * g->hd,
+                                                      .ldk = nk,
+                                                      .ldv = nk,
+                                                      .eps = g->eps}));
     struct attn_call c = {.role = f->role,
                           .kind = ATTN_GQA,
                           .mask = f->mask,

@@ -132,8 +132,11 @@ static int agree(struct runner *r, int m, struct err *e)
     return OK;
 }
 
+/* Times of the parts of a step, for speculation: what it costs and how deep it pays. */
 static int stamp(struct runner *r, enum stamp which, struct err *e)
 {
+    if (r->spec_env.shape.rows == 1)
+        return OK;
     struct op_stamp a = {r->stamps, r->b.step, RING_DEPTH, N_STAMPS, which};
     RUN(r, stamp, &a);
     return OK;
@@ -238,9 +241,11 @@ static int draft(struct runner *r, const struct graph_key *k, struct err *e)
     return r->algo->propose(r->spec, &st, k->variant, e);
 }
 
-/* Tells the host how many rows wait: the last work of a decode step. */
+/* Tells the host how many rows wait: the last work of a decode step that speculates. */
 static int note_rows(struct runner *r, int reqs, struct err *e)
 {
+    if (r->spec_env.shape.rows == 1)
+        return OK;
     struct op_spec_note a = {.s = r->b.slots,
                              .req_slot = r->b.req_slot,
                              .req_gen = r->b.req_gen,

@@ -2,6 +2,8 @@
  * Here they are that sequence: a result has its bits. */
 #include "kernels/cpu/prod.h"
 
+#include <string.h>
+
 #include "engine/base/check.h"
 
 /* The rows that products read: x itself, or its normalised rows in y. */
@@ -74,4 +76,95 @@ int cpu_do_mlp(struct dev *d, const struct op_mlp *a)
                             .accumulate = true};
     cpu_prods(d, &down, 1);
     return OK;
+}
+
+/* One of q and k: norm of the heads, then the rotation. */
+static void turn_heads(struct dev *d, const struct op_qkv_place *a, float *x, int64_t ldx,
+                       int heads, const struct weight *norm)
+{
+    struct op_rmsnorm n = {.out = x,
+                           .x = x,
+                           .w = *norm,
+                           .rows = a->rows,
+                           .dim = a->hd,
+                           .ldx = ldx,
+                           .ldo = ldx,
+                           .n_group = heads,
+                           .group_stride = a->hd,
+                           .group_stride_out = a->hd,
+                           .eps = a->eps};
+    struct op_rope r = {.x = x,
+                        .pos = a->pos,
+                        .cos = a->cos,
+                        .sin = a->sin,
+                        .rows = a->rows,
+                        .heads = heads,
+                        .dim = a->hd,
+                        .pos_max = a->pos_max,
+                        .ldx = ldx,
+                        .stride = a->hd};
+    if (norm->p)
+        cpu_do_rmsnorm(d, &n);
+    cpu_do_rope(d, &r);
+}
+
+int cpu_do_qkv_place(struct dev *d, const struct op_qkv_place *a)
+{
+    struct op_kv_write w = {.cache = a->k_cache,
+                            .dt = a->dt,
+                            .x = a->k,
+                            .wslot = a->wslot,
+                            .rows = a->rows,
+                            .width = a->n_kv * a->hd,
+                            .ldx = a->ldk};
+    turn_heads(d, a, a->q, a->ldq, a->n_head, &a->q_norm);
+    turn_heads(d, a, a->k, a->ldk, a->n_kv, &a->k_norm);
+    cpu_do_kv_write(d, &w);
+    w.cache = a->v_cache;
+    w.x = a->v;
+    w.ldx = a->ldv;
+    return cpu_do_kv_write(d, &w);
+}
+
+int cpu_do_mla_place(struct dev *d, const struct op_mla_place *a)
+{
+    struct op_rmsnorm n = {.out = a->kv,
+                           .x = a->kv,
+                           .w = a->norm,
+                           .rows = a->rows,
+                           .dim = a->lora,
+                           .ldx = a->ldkv,
+                           .ldo = a->ldkv,
+                           .n_group = 1,
+                           .eps = a->eps};
+    struct op_rope r = {.x = a->kv + a->lora,
+                        .pos = a->pos,
+                        .cos = a->cos,
+                        .sin = a->sin,
+                        .rows = a->rows,
+                        .heads = 1,
+                        .dim = a->rope,
+                        .pos_max = a->pos_max,
+                        .ldx = a->ldkv,
+                        .stride = a->rope,
+                        .interleaved = a->interleaved};
+    struct op_kv_write w = {.cache = a->cache,
+                            .dt = a->dt,
+                            .x = a->kv,
+                            .wslot = a->wslot,
+                            .rows = a->rows,
+                            .width = a->lora + a->rope,
+                            .ldx = a->ldkv};
+    cpu_do_rmsnorm(d, &n);
+    cpu_do_rope(d, &r);
+    cpu_do_kv_write(d, &w);
+    for (int i = 0; a->q_out != a->q && i < a->rows; i++)
+        for (int h = 0; h < a->heads; h++)
+            memcpy(a->q_out + i * a->ldo + h * a->out_stride, a->q + i * a->ldq + h * a->q_stride,
+                   (size_t)a->rope * sizeof(float));
+    r.x = a->q_out;
+    r.heads = a->heads;
+    r.ldx = a->ldo;
+    r.stride = a->out_stride;
+    return cpu_do_rope(d, &r);
 }

@@ -14,7 +14,7 @@
 
 extern const struct dev_ops dev_cuda;
 
-enum { SIDE_CPU, SIDE_GPU, TWINS_MAX = 64 };
+enum { SIDE_CPU, SIDE_GPU, TWINS_MAX = 1024 };
 
 struct twin {
     void *p[2];

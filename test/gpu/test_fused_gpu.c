@@ -1,0 +1,348 @@
+/* Goal: the CUDA device's operations that stand for a sequence compute what the CPU device
+ * computes. Method: as in test_ops_gpu.c; widths and offsets that allow vector loads and that do
+ * not; bf16 caches against fp32 ones within a rounding. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+#include "test/gpu/twin.h"
+
+enum { POS = 64, SLOTS = 400 };
+
+START_TEST(proj)
+{
+    struct twins t;
+    twins_open(&t);
+    static const struct {
+        enum dtype dt;
+        int rows, k, n[3];
+    } cases[] = {
+        {DT_BF16, 1, 576, {576, 192, 192}},   {DT_BF16, 1, 2048, {2048, 512, 512}},
+        {DT_BF16, 4, 512, {512, 256, 0}},     {DT_BF16, 16, 256, {777, 0, 0}},
+        {DT_BF16, 33, 320, {130, 64, 64}},    {DT_BF16, 64, 512, {1536, 576, 0}},
+        {DT_BF16, 100, 256, {512, 128, 128}}, {DT_BF16, 3, 40, {50, 30, 20}},
+        {DT_F8E4M3, 5, 384, {300, 128, 128}}, {DT_F8E4M3, 90, 256, {320, 64, 0}},
+        {DT_F32, 4, 100, {64, 32, 16}},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (int form = 0; form < 4; form++) {
+            bool norm_on = form & 1, bias_on = form & 2;
+            if (cases[i].k > 2000 && form < 3)
+                continue; /* one form of the large ones */
+            int r = cases[i].rows, k = cases[i].k, n = 0;
+            struct weight w[3] = {{0}}, b[3] = {{0}}, norm = {0};
+            struct twin *x = twin_rand(&t, (size_t)r * (size_t)k, 1);
+            struct twin *y = twin_nans(&t, (size_t)r * (size_t)k), *out[3] = {0};
+            if (norm_on)
+                norm = twin_weight(&t, DT_BF16, 1, k, 1);
+            for (; n < 3 && cases[i].n[n]; n++) {
+                w[n] = twin_weight(&t, cases[i].dt, cases[i].n[n], k, 1.0f / sqrtf((float)k));
+                if (bias_on)
+                    b[n] = twin_weight(&t, DT_BF16, 1, cases[i].n[n], 1);
+                out[n] = twin_nans(&t, (size_t)r * (size_t)cases[i].n[n]);
+            }
+            BOTH(&t, proj,
+                 SET({.x = P(x),
+                      .norm = norm,
+                      .y = P(y),
+                      .rows = r,
+                      .n = n,
+                      .ldx = k,
+                      .eps = 1e-5f,
+                      .w = {w[0], w[1], w[2]},
+                      .bias = {b[0], b[1], b[2]},
+                      .out = {P(out[0]), n > 1 ? P(out[1]) : NULL, n > 2 ? P(out[2]) : NULL},
+                      .ldo = {cases[i].n[0], cases[i].n[1], cases[i].n[2]}}));
+            for (int p = 0; p < n; p++) {
+                char what[64];
+                snprintf(what, sizeof what, "proj case %zu form %d product %d", i, form, p);
+                twin_near(&t, out[p], (size_t)r * (size_t)cases[i].n[p], 0.03f, 0.02f, what);
+            }
+        }
+    twins_close(&t);
+}
+END_TEST
+
+START_TEST(mlp)
+{
+    struct twins t;
+    twins_open(&t);
+    static const struct {
+        enum dtype dt;
+        int rows, h, inter;
+    } cases[] = {{DT_BF16, 1, 576, 1536}, {DT_BF16, 1, 2048, 5632}, {DT_BF16, 7, 512, 1408},
+                 {DT_BF16, 40, 256, 704}, {DT_BF16, 64, 512, 1024}, {DT_BF16, 130, 256, 512},
+                 {DT_BF16, 3, 40, 50},    {DT_F8E4M3, 5, 256, 384}, {DT_F32, 4, 100, 60}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (int form = 0; form < 4; form++) {
+            bool norm_on = form & 1, bias_on = form & 2;
+            if (cases[i].h > 1000 && form < 3)
+                continue; /* one form of the large ones */
+            int r = cases[i].rows, h = cases[i].h, n = cases[i].inter;
+            float s = 1.0f / sqrtf((float)h), z = 1.0f / sqrtf((float)n);
+            struct weight none = {0}, norm = twin_weight(&t, DT_BF16, 1, h, 1);
+            struct weight gate = twin_weight(&t, cases[i].dt, n, h, s),
+                          up = twin_weight(&t, cases[i].dt, n, h, s),
+                          down = twin_weight(&t, cases[i].dt, h, n, z);
+            struct weight gb = twin_weight(&t, DT_BF16, 1, n, 1),
+                          db = twin_weight(&t, DT_BF16, 1, h, 1);
+            size_t nh = (size_t)r * (size_t)h, ni = (size_t)r * (size_t)n;
+            struct twin *x = twin_rand(&t, nh, 1), *y = twin_nans(&t, nh), *g = twin_nans(&t, ni),
+                        *u = twin_nans(&t, ni), *out = norm_on ? x : twin_rand(&t, nh, 1);
+            BOTH(&t, mlp,
+                 SET({.out = P(out),
+                      .x = P(x),
+                      .norm = norm_on ? norm : none,
+                      .y = P(y),
+                      .gate = gate,
+                      .up = up,
+                      .down = down,
+                      .gate_b = bias_on ? gb : none,
+                      .up_b = bias_on ? gb : none,
+                      .down_b = bias_on ? db : none,
+                      .g = P(g),
+                      .u = P(u),
+                      .rows = r,
+                      .ldx = h,
+                      .ldo = h,
+                      .eps = 1e-5f}));
+            char what[64];
+            snprintf(what, sizeof what, "mlp case %zu form %d", i, form);
+            twin_near(&t, out, nh, 0.06f, 0.03f, what);
+        }
+    twins_close(&t);
+}
+END_TEST
+
+/* The GPU's cache, whose element is `dt`, against the CPU's fp32 one; `rel`: a rounding. */
+static void near_cache(struct twins *t, const struct twin *w, enum dtype dt, size_t n, float abs,
+                       const char *what)
+{
+    struct err e = {0};
+    if (dt == DT_F32) {
+        twin_near(t, w, n, abs, 1e-5f, what);
+        return;
+    }
+    uint16_t *g = mem_alloc(n * sizeof *g);
+    const float *c = w->p[SIDE_CPU];
+    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, g, w->p[SIDE_GPU], n * sizeof *g, &e), OK);
+    for (size_t i = 0; i < n; i++) {
+        float v = dtype_bf16_to_f32(g[i]);
+        if (isnan(c[i]) ? g[i] != 0xffff : !(fabsf(v - c[i]) <= abs + fabsf(c[i]) / 256))
+            ck_abort_msg("%s [%zu]: %g, want %g", what, i, (double)v, (double)c[i]);
+    }
+    mem_free(g);
+}
+
+/* NaN on both sides: the CPU's in fp32, the GPU's all ones, a NaN of either type. */
+static struct twin *poisoned(struct twins *t, size_t n)
+{
+    struct err e = {0};
+    struct twin *w = twin_nans(t, n);
+    void *ones = mem_alloc(n * sizeof(float));
+    memset(ones, 0xff, n * sizeof(float));
+    ck_assert_int_eq(dev_cuda.copy_in(t->gpu, w->p[SIDE_GPU], ones, n * sizeof(float), &e), OK);
+    ck_assert_int_eq(dev_cuda.sync(t->gpu, &e), OK);
+    mem_free(ones);
+    return w;
+}
+
+static void rows_of(struct twins *t, int rows, struct twin **pos, struct twin **wslot)
+{
+    int32_t p[SLOTS], w[SLOTS];
+    ck_assert_int_le(rows, SLOTS);
+    for (int i = 0; i < rows; i++) {
+        p[i] = (int32_t)rng_below(&t->rng, POS);
+        w[i] = i % 5 == 3 ? -1 - i : (int32_t)((i * 7 + 3) % SLOTS);
+    }
+    *pos = twin_ints(t, p, (size_t)rows);
+    *wslot = twin_ints(t, w, (size_t)rows);
+}
+
+START_TEST(qkv_place)
+{
+    struct twins t;
+    twins_open(&t);
+    static const struct {
+        int rows, nh, nkv, hd, pad; /* pad: added to the rows' distances */
+    } cases[] = {{1, 32, 8, 128, 0}, {7, 4, 2, 64, 0},  {33, 6, 3, 80, 4}, {5, 3, 1, 18, 0},
+                 {4, 3, 1, 20, 1},   {3, 2, 1, 256, 0}, {2, 2, 2, 512, 2}, {2, 1, 1, 1024, 0},
+                 {300, 9, 3, 64, 0}, {6, 5, 5, 96, 0},  {3, 2, 1, 2, 0}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (int form = 0; form < 4; form++) {
+            enum dtype dt = form & 1 ? DT_BF16 : DT_F32;
+            int r = cases[i].rows, hd = cases[i].hd, nh = cases[i].nh, nkv = cases[i].nkv;
+            int nk = nkv * hd, ldq = nh * hd + cases[i].pad, ldk = nk + cases[i].pad;
+            struct weight qn = {0}, kn = {0};
+            struct twin *q = twin_rand(&t, (size_t)(r * ldq), 1),
+                        *k = twin_rand(&t, (size_t)(r * ldk), 1),
+                        *v = twin_rand(&t, (size_t)(r * ldk), 1), *pos, *wslot;
+            struct twin *cs = twin_rand(&t, (size_t)(POS * hd / 2), 1),
+                        *sn = twin_rand(&t, (size_t)(POS * hd / 2), 1),
+                        *kc = poisoned(&t, (size_t)(SLOTS * nk)),
+                        *vc = poisoned(&t, (size_t)(SLOTS * nk));
+            rows_of(&t, r, &pos, &wslot);
+            if (form & 2) {
+                qn = twin_weight(&t, DT_BF16, 1, hd, 1);
+                kn = twin_weight(&t, DT_F32, 1, hd, 1);
+            }
+            BOTH(&t, qkv_place,
+                 SET({.q = P(q),
+                      .k = P(k),
+                      .v = P(v),
+                      .q_norm = qn,
+                      .k_norm = kn,
+                      .pos = P(pos),
+                      .wslot = P(wslot),
+                      .cos = P(cs),
+                      .sin = P(sn),
+                      .k_cache = P(kc),
+                      .v_cache = P(vc),
+                      .dt = side ? dt : DT_F32,
+                      .rows = r,
+                      .n_head = nh,
+                      .n_kv = nkv,
+                      .hd = hd,
+                      .pos_max = POS,
+                      .ldq = ldq,
+                      .ldk = ldk,
+                      .ldv = ldk,
+                      .eps = 1e-6f}));
+            char what[64];
+            snprintf(what, sizeof what, "qkv_place case %zu form %d q", i, form);
+            twin_near(&t, q, (size_t)(r * ldq), 1e-5f, 1e-5f, what);
+            what[strlen(what) - 1] = 'k';
+            near_cache(&t, kc, dt, (size_t)(SLOTS * nk), 1e-5f, what);
+            what[strlen(what) - 1] = 'v';
+            near_cache(&t, vc, dt, (size_t)(SLOTS * nk), 0, what);
+        }
+    twins_close(&t);
+}
+END_TEST
+
+START_TEST(mla_place)
+{
+    struct twins t;
+    twins_open(&t);
+    static const struct {
+        int rows, heads, nope, lora, rope;
+    } cases[] = {{1, 16, 128, 512, 64},
+                 {5, 128, 128, 512, 64},
+                 {3, 4, 32, 48, 16},
+                 {40, 3, 6, 10, 2},
+                 {200, 16, 128, 512, 64}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (int form = 0; form < 8; form++) {
+            enum dtype dt = form & 1 ? DT_BF16 : DT_F32;
+            bool apart = form & 2;
+            int r = cases[i].rows, heads = cases[i].heads, nope = cases[i].nope;
+            int lora = cases[i].lora, rope = cases[i].rope, width = lora + rope, qk = nope + rope;
+            int stride = apart ? width : qk, at = apart ? lora : nope, ldo = heads * stride;
+            struct weight norm = twin_weight(&t, DT_BF16, 1, lora, 1);
+            struct twin *q = twin_rand(&t, (size_t)(r * heads * qk), 1),
+                        *kv = twin_rand(&t, (size_t)(r * width), 1), *pos, *wslot;
+            struct twin *out = apart ? twin_nans(&t, (size_t)(r * ldo)) : q;
+            struct twin *cs = twin_rand(&t, (size_t)(POS * rope / 2), 1),
+                        *sn = twin_rand(&t, (size_t)(POS * rope / 2), 1),
+                        *cache = poisoned(&t, (size_t)(SLOTS * width));
+            rows_of(&t, r, &pos, &wslot);
+            BOTH(&t, mla_place,
+                 SET({.kv = P(kv),
+                      .norm = norm,
+                      .q = (float *)P(q) + nope,
+                      .q_out = (float *)P(out) + at,
+                      .pos = P(pos),
+                      .wslot = P(wslot),
+                      .cos = P(cs),
+                      .sin = P(sn),
+                      .cache = P(cache),
+                      .dt = side ? dt : DT_F32,
+                      .rows = r,
+                      .heads = heads,
+                      .lora = lora,
+                      .rope = rope,
+                      .pos_max = POS,
+                      .ldkv = width,
+                      .ldq = heads * qk,
+                      .q_stride = qk,
+                      .ldo = ldo,
+                      .out_stride = stride,
+                      .eps = 1e-6f,
+                      .interleaved = form & 4}));
+            char what[64];
+            snprintf(what, sizeof what, "mla_place case %zu form %d", i, form);
+            twin_near(&t, out, (size_t)(r * ldo), 1e-5f, 1e-5f, what);
+            near_cache(&t, cache, dt, (size_t)(SLOTS * width), 1e-5f, what);
+        }
+    twins_close(&t);
+}
+END_TEST
+
+/* Widths that vectors of four do not fit, beside those of test_ops_gpu.c. */
+START_TEST(odd_widths)
+{
+    struct twins t;
+    twins_open(&t);
+    static const int dims[] = {1, 2, 6, 33, 100, 2049, 4096, 7168};
+    for (size_t i = 0; i < ARRAY_LEN(dims); i++) {
+        enum { R = 5 };
+        int d = dims[i], ld = d + (int)(i % 3);
+        int32_t tok[R] = {3, 0, -1, 40, 39}, idx[R] = {4, -1, 0, 2, 2};
+        struct weight e = twin_weight(&t, DT_BF16, 40, d, 1), w = twin_weight(&t, DT_BF16, 1, d, 1);
+        struct twin *ids = twin_ints(&t, tok, R), *ix = twin_ints(&t, idx, R);
+        struct twin *x = twin_rand(&t, (size_t)(R * ld), 2), *y = twin_rand(&t, (size_t)(R * d), 2);
+        struct twin *out = twin_nans(&t, (size_t)(R * ld)), *em = twin_nans(&t, (size_t)(R * d));
+        BOTH(&t, embed, SET({.out = P(em), .tok = P(ids), .e = e, .rows = R}));
+        twin_same(&t, em, (size_t)(R * d) * sizeof(float), "embed");
+        BOTH(&t, rmsnorm,
+             SET({.out = P(out),
+                  .x = P(x),
+                  .w = w,
+                  .rows = R,
+                  .dim = d,
+                  .ldx = ld,
+                  .ldo = ld,
+                  .n_group = 1,
+                  .eps = 1e-6f}));
+        twin_near(&t, out, (size_t)(R * ld), 1e-5f, 1e-5f, "rmsnorm");
+        BOTH(&t, silu_mul,
+             SET({.out = P(out),
+                  .gate = P(x),
+                  .up = P(x),
+                  .rows = R,
+                  .dim = d,
+                  .ldg = ld,
+                  .ldu = ld,
+                  .ldo = ld}));
+        twin_near(&t, out, (size_t)(R * ld), 1e-5f, 1e-5f, "silu_mul");
+        BOTH(&t, gather,
+             SET({.out = P(out),
+                  .x = P(x),
+                  .idx = P(ix),
+                  .rows = R,
+                  .dim = d,
+                  .ldx = ld,
+                  .ldo = ld}));
+        twin_near(&t, out, (size_t)(R * ld), 0, 1e-6f, "gather");
+        BOTH(&t, add, SET({.x = P(em), .y = P(y), .rows = R, .dim = d}));
+        twin_same(&t, em, (size_t)(R * d) * sizeof(float), "add");
+    }
+    twins_close(&t);
+}
+END_TEST
+
+Suite *suite_gpu_fused(void);
+Suite *suite_gpu_fused(void)
+{
+    Suite *s = suite_create("gpu_fused");
+    TCase *t = tcase_create("fused");
+    tcase_set_timeout(t, 300);
+    tcase_add_test(t, proj);
+    tcase_add_test(t, mlp);
+    tcase_add_test(t, qkv_place);
+    tcase_add_test(t, mla_place);
+    tcase_add_test(t, odd_widths);
+    suite_add_tcase(s, t);
+    return s;
+}

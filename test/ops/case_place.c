@@ -1,0 +1,220 @@
+/* Contract cases of what happens between a layer's products and its cache: an oracle in double. */
+#include "test/ops/util.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "engine/base/mem.h"
+
+enum { R = 37, POS = 60, SLOTS = 50 };
+
+/* Slots of the rows: distinct, some rows without. */
+static void place_rows(struct rng *r, int32_t *pos, int32_t *wslot)
+{
+    for (int i = 0; i < R; i++) {
+        pos[i] = (int32_t)rng_below(r, POS);
+        wslot[i] = i % 5 == 3 ? -1 - i : (int32_t)((i * 7 + 3) % SLOTS);
+    }
+}
+
+static void norm_oracle(double *x, const double *w, int n, double eps)
+{
+    double s = 0;
+    for (int i = 0; i < n; i++)
+        s += x[i] * x[i];
+    for (int i = 0; i < n; i++)
+        x[i] *= w[i] / sqrt(s / n + eps);
+}
+
+static void turn_oracle(double *x, const float *cs, const float *sn, int pos, int n,
+                        bool interleaved)
+{
+    for (int i = 0; i < n / 2; i++) {
+        int p = interleaved ? 2 * i : i, q = interleaved ? 2 * i + 1 : i + n / 2;
+        double c = (double)cs[pos * n / 2 + i], s = (double)sn[pos * n / 2 + i];
+        double u = x[p], v = x[q];
+        x[p] = u * c - v * s;
+        x[q] = v * c + u * s;
+    }
+}
+
+static double *doubles(const float *x, size_t n)
+{
+    double *d = mem_alloc(n * sizeof *d);
+    for (size_t i = 0; i < n; i++)
+        d[i] = (double)x[i];
+    return d;
+}
+
+static void qkv_case(const struct t_devs *t, struct rng *r, int nh, int nkv, int hd, bool norm_on,
+                     enum dtype norm_dt)
+{
+    int nq = nh * hd, nk = nkv * hd, ldq = nq + 4, ldk = nk + 2, ldv = nk + 8;
+    int32_t pos[R], wslot[R];
+    double *nv[2];
+    struct weight norm[2];
+    float *q = t_randf(r, (size_t)(R * ldq), 2), *k = t_randf(r, (size_t)(R * ldk), 2);
+    float *v = t_randf(r, (size_t)(R * ldv), 2);
+    float *cs = t_randf(r, (size_t)(POS * hd / 2), 1), *sn = t_randf(r, (size_t)(POS * hd / 2), 1);
+    float *kc = t_randf(r, (size_t)(SLOTS * nk), 1), *vc = t_randf(r, (size_t)(SLOTS * nk), 1);
+    double *wq = doubles(q, (size_t)(R * ldq)), *wk = doubles(kc, (size_t)(SLOTS * nk)),
+           *wv = doubles(vc, (size_t)(SLOTS * nk));
+    for (int i = 0; i < 2; i++)
+        norm[i] = t_weight(r, norm_dt, 1, hd, 1, &nv[i]);
+    place_rows(r, pos, wslot);
+    for (int row = 0; row < R; row++) {
+        for (int h = 0; h < nh; h++) {
+            double *x = wq + row * ldq + h * hd;
+            if (norm_on)
+                norm_oracle(x, nv[0], hd, 1e-6);
+            turn_oracle(x, cs, sn, pos[row], hd, false);
+        }
+        for (int i = 0; wslot[row] >= 0 && i < nk; i++) {
+            wk[wslot[row] * nk + i] = (double)k[row * ldk + i];
+            wv[wslot[row] * nk + i] = (double)v[row * ldv + i];
+        }
+        for (int h = 0; wslot[row] >= 0 && h < nkv; h++) {
+            double *x = wk + wslot[row] * nk + h * hd;
+            if (norm_on)
+                norm_oracle(x, nv[1], hd, 1e-6);
+            turn_oracle(x, cs, sn, pos[row], hd, false);
+        }
+    }
+    struct op_qkv_place a = {.q = q,
+                             .k = k,
+                             .v = v,
+                             .pos = pos,
+                             .wslot = wslot,
+                             .cos = cs,
+                             .sin = sn,
+                             .k_cache = kc,
+                             .v_cache = vc,
+                             .dt = DT_F32,
+                             .rows = R,
+                             .n_head = nh,
+                             .n_kv = nkv,
+                             .hd = hd,
+                             .pos_max = POS,
+                             .ldq = ldq,
+                             .ldk = ldk,
+                             .ldv = ldv,
+                             .eps = 1e-6f};
+    if (norm_on) {
+        a.q_norm = norm[0];
+        a.k_norm = norm[1];
+    }
+    /* k is an output too: it must start the same each time */
+    struct t_out o[4] = {{q, sizeof(float) * (size_t)(R * ldq)},
+                         {k, sizeof(float) * (size_t)(R * ldk)},
+                         {kc, sizeof(float) * (size_t)(SLOTS * nk)},
+                         {vc, sizeof(float) * (size_t)(SLOTS * nk)}};
+    t_everywhere(t, "qkv_place", t_call_qkv_place, &a, o, 4);
+    struct tol tol = TOL_ELEM;
+    tol.abs = norm_dt == DT_F16 ? 2e-5 : 4e-6; /* differences of products cancel */
+    t_close_to("qkv_place q", q, wq, (size_t)(R * ldq), tol);
+    t_close_to("qkv_place k", kc, wk, (size_t)(SLOTS * nk), tol);
+    t_close_to("qkv_place v", vc, wv, (size_t)(SLOTS * nk), TOL_EXACT);
+    for (int i = 0; i < 2; i++) {
+        t_weight_free(&norm[i]);
+        mem_free(nv[i]);
+    }
+    mem_free(q);
+    mem_free(k);
+    mem_free(v);
+    mem_free(cs);
+    mem_free(sn);
+    mem_free(kc);
+    mem_free(vc);
+    mem_free(wq);
+    mem_free(wk);
+    mem_free(wv);
+}
+
+void case_qkv_place(const struct t_devs *t, struct rng *r)
+{
+    qkv_case(t, r, 1, 1, 2, false, DT_F32);
+    qkv_case(t, r, 4, 2, 64, false, DT_F32);
+    qkv_case(t, r, 3, 1, 18, true, DT_F32);
+    qkv_case(t, r, 6, 3, 80, true, DT_BF16);
+}
+
+static void mla_case(const struct t_devs *t, struct rng *r, int heads, int nope, int lora, int rope,
+                     bool apart, bool interleaved)
+{
+    int qk = nope + rope, width = lora + rope, ldkv = width + 3;
+    int ldq = heads * qk, stride = apart ? lora + rope : qk, ldo = heads * stride;
+    int32_t pos[R], wslot[R];
+    double *nv;
+    struct weight norm = t_weight(r, DT_BF16, 1, lora, 1, &nv);
+    float *kv = t_randf(r, (size_t)(R * ldkv), 2), *q = t_randf(r, (size_t)(R * ldq), 2);
+    float *far = t_randf(r, (size_t)(R * ldo), 1), *out = apart ? far : q;
+    int at = apart ? lora : nope;
+    float *cs = t_randf(r, (size_t)(POS * rope / 2), 1),
+          *sn = t_randf(r, (size_t)(POS * rope / 2), 1),
+          *cache = t_randf(r, (size_t)(SLOTS * width), 1);
+    double *wo = doubles(out, (size_t)(R * ldo)), *wc = doubles(cache, (size_t)(SLOTS * width));
+    place_rows(r, pos, wslot);
+    for (int row = 0; row < R; row++) {
+        for (int h = 0; h < heads; h++) {
+            double *x = wo + row * ldo + h * stride + at;
+            for (int i = 0; i < rope; i++)
+                x[i] = (double)q[row * ldq + h * qk + nope + i];
+            turn_oracle(x, cs, sn, pos[row], rope, interleaved);
+        }
+        if (wslot[row] < 0)
+            continue;
+        double *x = wc + wslot[row] * width;
+        for (int i = 0; i < width; i++)
+            x[i] = (double)kv[row * ldkv + i];
+        norm_oracle(x, nv, lora, 1e-6);
+        turn_oracle(x + lora, cs, sn, pos[row], rope, interleaved);
+    }
+    struct op_mla_place a = {.kv = kv,
+                             .norm = norm,
+                             .q = q + nope,
+                             .q_out = out + at,
+                             .pos = pos,
+                             .wslot = wslot,
+                             .cos = cs,
+                             .sin = sn,
+                             .cache = cache,
+                             .dt = DT_F32,
+                             .rows = R,
+                             .heads = heads,
+                             .lora = lora,
+                             .rope = rope,
+                             .pos_max = POS,
+                             .ldkv = ldkv,
+                             .ldq = ldq,
+                             .q_stride = qk,
+                             .ldo = ldo,
+                             .out_stride = stride,
+                             .eps = 1e-6f,
+                             .interleaved = interleaved};
+    struct t_out o[3] = {{out, sizeof(float) * (size_t)(R * ldo)},
+                         {kv, sizeof(float) * (size_t)(R * ldkv)},
+                         {cache, sizeof(float) * (size_t)(SLOTS * width)}};
+    t_everywhere(t, "mla_place", t_call_mla_place, &a, o, 3);
+    struct tol tol = TOL_ELEM;
+    tol.abs = 4e-6; /* differences of products cancel */
+    t_close_to("mla_place q", out, wo, (size_t)(R * ldo), tol);
+    t_close_to("mla_place cache", cache, wc, (size_t)(SLOTS * width), tol);
+    t_weight_free(&norm);
+    mem_free(nv);
+    mem_free(kv);
+    mem_free(q);
+    mem_free(far);
+    mem_free(cs);
+    mem_free(sn);
+    mem_free(cache);
+    mem_free(wo);
+    mem_free(wc);
+}
+
+void case_mla_place(const struct t_devs *t, struct rng *r)
+{
+    for (int form = 0; form < 4; form++) {
+        mla_case(t, r, 1, 3, 5, 2, form & 1, form & 2);
+        mla_case(t, r, 5, 16, 48, 20, form & 1, form & 2);
+    }
+}
