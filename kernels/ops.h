@@ -182,33 +182,56 @@ enum moe_group { MOE_GROUP_NONE = 1, MOE_GROUP_MAX, MOE_GROUP_TOP2_SUM };
  * choice is by s + bias; with groups only the best topk_group groups (by max or by the sum of the
  * two largest of s + bias) take part, the others count as -inf; weights are s at the picks, divided
  * by (their sum + norm_eps) when `normalize`, then times `scale`. Ties go to the lowest index.
- * Picks are stored in descending order of choice. */
+ * Picks are stored in descending order of choice. With a router the logits are those of its product
+ * with x or, with a norm, with y = norm(x), which stays for the experts; they are written first. */
 struct op_moe_route {
-    int32_t *ids;        /* [R,topk] */
-    float *weights;      /* [R,topk] */
-    const float *logits; /* [R,E] */
-    const float *bias;   /* [E] fp32 or NULL */
+    int32_t *ids;         /* [R,topk] */
+    float *weights;       /* [R,topk] */
+    float *logits;        /* [R,E] */
+    struct weight router; /* [E,H]; p NULL: the logits are there */
+    const float *x;       /* [R,H] */
+    struct weight norm;   /* [1,H]; p NULL: none */
+    float *y;             /* [R,H], written with a norm */
+    const float *bias;    /* [E] fp32 or NULL */
     int rows, experts, topk, n_group, topk_group;
     enum moe_score score;
     enum moe_group group;
     bool normalize;
-    float norm_eps, scale;
+    float norm_eps, scale, eps; /* eps: the norm's */
 };
 
-/* out[r,:] += sum over picks in stored order of weights * down(silu(gate x) * up x). The weights
- * are device arrays of `experts` descriptions, fixed for the life of the graph. */
+/* out[r,:] += sum over picks in stored order of weights * down(silu(gate x) * up x), then the same
+ * of the shared MLP, which every row takes with weight 1. An id outside [0, experts) is no pick.
+ * The experts' weights are device arrays of `experts` descriptions, fixed for the life of the
+ * graph. */
 struct op_moe_ffn {
     float *out;     /* [R,H], accumulated into */
     const float *x; /* [R,H] */
     const int32_t *ids;
     const float *weights;
     const struct weight *gate, *up, *down; /* [E] each */
-    float *work;                           /* at least moe_ffn_work(rows, topk, inter, H) floats */
+    enum dtype
+        dt; /* of all of these weights, 16-byte aligned on the device; DT_NONE: they differ */
+    struct weight sh_gate, sh_up, sh_down; /* [I',H], [I',H], [H,I']; p NULL: no shared MLP */
+    float *work; /* at least moe_ffn_work(rows, topk, inter, I', H) floats */
     int rows, hidden, inter, experts, topk;
 };
-static inline size_t moe_ffn_work(size_t rows, size_t topk, size_t inter, size_t hidden)
+/* A shared MLP may be worked on as so many experts of the others' width (or 1 of its own). */
+static inline int moe_slices(int inter, int shared)
 {
-    return rows * topk * (2 * inter + hidden) + rows * hidden;
+    return shared == 0 ? 0 : inter % 128 == 0 && shared % inter == 0 ? shared / inter : 1;
+}
+static inline size_t moe_ffn_work(size_t rows, size_t topk, size_t inter, size_t shared,
+                                  size_t hidden)
+{
+    size_t slices = (size_t)moe_slices((int)inter, (int)shared);
+    return rows * (topk * (2 * inter + hidden) + (1 + slices) * hidden + 2 * shared) +
+           4 * rows * topk + 8192; /* lists of picks */
+}
+/* In the work area: [R, 2 I'] for the products of the shared MLP. */
+static inline float *moe_ffn_shared(const struct op_moe_ffn *a)
+{
+    return a->work + (size_t)a->rows * (size_t)(a->topk * (2 * a->inter + a->hidden) + a->hidden);
 }
 
 /* ---- slots and rows ---- */

@@ -259,12 +259,10 @@ int ds_run_layer(struct deepseek *m, const struct on *o, int i, const struct fwd
     struct ds_ws *ws = &m->ws;
     const struct ds_layer *l = &m->layer[i];
     TRY(attend(m, o, i, f, e));
-    if (!l->sparse) {
-        const struct rows_in in = {ws->x, &l->post_norm, m->eps, ws->y};
+    const struct rows_in in = {ws->x, &l->post_norm, m->eps, ws->y};
+    if (!l->sparse)
         return run_mlp(o, &l->mlp, &ws->mlp, m->hidden, &in, ws->x);
-    }
-    TRY(run_norm(o, ws->y, ws->x, &l->post_norm, m->hidden, m->eps));
-    return run_moe(o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, ws->y, ws->x);
+    return run_moe(o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, &in, ws->x);
 }
 
 int ds_forward(void *priv, const struct fwd *f, struct err *e)

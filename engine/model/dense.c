@@ -348,12 +348,10 @@ static int dense_forward(void *priv, const struct fwd *f, struct err *e)
         struct rows_in in = {ws->x, &l->in_norm, m->eps, ws->y};
         TRY(run_gqa(&o, &m->at, &l->at, &ws->at, &in, ws->x, f, l->group, l->index, e));
         in.norm = &l->post_norm;
-        if (!l->sparse) {
+        if (!l->sparse)
             TRY(run_mlp(&o, &l->mlp, &ws->mlp, m->hidden, &in, ws->x));
-            continue;
-        }
-        TRY(run_norm(&o, ws->y, ws->x, &l->post_norm, m->hidden, m->eps));
-        TRY(run_moe(&o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, ws->y, ws->x));
+        else
+            TRY(run_moe(&o, &l->moe, &ws->moe[i], &m->moe, &ws->mlp, m->hidden, &in, ws->x));
     }
     TRY(run_tap(&o, f, m->n_layer, ws->x, m->hidden));
     return run_norm(&o, f->hidden, ws->x, &m->norm, m->hidden, m->eps);

@@ -211,6 +211,19 @@ static int place_weights(struct placed *pl, const struct weight *w, int n,
     return r;
 }
 
+/* What all experts' weights are, when they are alike and aligned on the device. */
+static enum dtype alike(const struct placed *pl, const struct moe *m, int experts)
+{
+    enum dtype dt = m->gate[0].dt;
+    for (int i = 0; i < experts; i++) {
+        const struct weight *w[3] = {&m->gate[i], &m->up[i], &m->down[i]};
+        for (int k = 0; k < 3; k++)
+            if (w[k]->dt != dt || ((uintptr_t)pl->ops->resolve(pl->d, w[k]->p) & 15))
+                return DT_NONE;
+    }
+    return dt;
+}
+
 int moe_place(struct placed *pl, const struct moe *m, const struct moe_conf *c, struct moe_dev *out,
               struct err *e)
 {
@@ -228,6 +241,8 @@ int moe_place(struct placed *pl, const struct moe *m, const struct moe_conf *c, 
         TRY(r);
     }
     *out = (struct moe_dev){.bias = b, .gate = g, .up = u, .down = d};
+    if (pl->ops)
+        out->dt = alike(pl, m, c->experts);
     return OK;
 }
 
@@ -242,9 +257,10 @@ int mlp_ws_place(struct placed *pl, int rows_max, int hidden, int inter_max,
         return OK;
     TRY(placed_floats(pl, &out->router, rows * c->experts, e));
     TRY(placed_floats(pl, &out->weights, rows * c->topk, e));
-    TRY(placed_floats(
-        pl, &out->work,
-        (int64_t)moe_ffn_work((size_t)rows, (size_t)c->topk, (size_t)c->inter, (size_t)hidden), e));
+    TRY(placed_floats(pl, &out->work,
+                      (int64_t)moe_ffn_work((size_t)rows, (size_t)c->topk, (size_t)c->inter,
+                                            (size_t)c->shared_inter, (size_t)hidden),
+                      e));
     void *ids;
     TRY(placed_alloc(pl, &ids, mem_mul((size_t)(rows * c->topk), sizeof(int32_t)), e));
     out->ids = ids;
@@ -384,23 +400,30 @@ int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, in
 }
 
 int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
-            const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const float *y, float *x)
+            const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const struct rows_in *in,
+            float *x)
 {
-    TRY(run_matmul(o, ws->router, y, &m->router, NULL, false));
-    TRY(o->op->moe_route(o->d, &(struct op_moe_route){.ids = ws->ids,
-                                                      .weights = ws->weights,
-                                                      .logits = ws->router,
-                                                      .bias = dev->bias,
-                                                      .rows = o->rows,
-                                                      .experts = c->experts,
-                                                      .topk = c->topk,
-                                                      .n_group = c->n_group,
-                                                      .topk_group = c->topk_group,
-                                                      .score = c->score,
-                                                      .group = c->group,
-                                                      .normalize = c->normalize,
-                                                      .norm_eps = c->norm_eps,
-                                                      .scale = c->scale}));
+    const float *y = in->norm ? in->y : in->x;
+    TRY(o->op->moe_route(o->d,
+                         &(struct op_moe_route){.ids = ws->ids,
+                                                .weights = ws->weights,
+                                                .logits = ws->router,
+                                                .router = m->router,
+                                                .x = in->x,
+                                                .norm = in->norm ? *in->norm : (struct weight){0},
+                                                .y = in->y,
+                                                .eps = in->eps,
+                                                .bias = dev->bias,
+                                                .rows = o->rows,
+                                                .experts = c->experts,
+                                                .topk = c->topk,
+                                                .n_group = c->n_group,
+                                                .topk_group = c->topk_group,
+                                                .score = c->score,
+                                                .group = c->group,
+                                                .normalize = c->normalize,
+                                                .norm_eps = c->norm_eps,
+                                                .scale = c->scale}));
     TRY(run_part(o, x, hidden));
     TRY(o->op->moe_ffn(o->d, &(struct op_moe_ffn){.out = x,
                                                   .x = y,
@@ -409,13 +432,15 @@ int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
                                                   .gate = dev->gate,
                                                   .up = dev->up,
                                                   .down = dev->down,
+                                                  .dt = dev->dt,
+                                                  .sh_gate = m->shared.gate,
+                                                  .sh_up = m->shared.up,
+                                                  .sh_down = m->shared.down,
                                                   .work = ws->work,
                                                   .rows = o->rows,
                                                   .hidden = hidden,
                                                   .inter = c->inter,
                                                   .experts = c->experts,
                                                   .topk = c->topk}));
-    if (c->shared_inter)
-        TRY(add_mlp(o, &m->shared, ws, &(struct rows_in){.x = y}, x));
     return run_join(o, x, hidden);
 }

@@ -69,6 +69,7 @@ void moe_done(struct moe *m);
 struct moe_dev { /* the same on the device */
     const float *bias;
     const struct weight *gate, *up, *down;
+    enum dtype dt; /* op_moe_ffn's */
 };
 int moe_place(struct placed *pl, const struct moe *m, const struct moe_conf *c, struct moe_dev *out,
               struct err *e);
@@ -125,9 +126,9 @@ int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, 
 /* x[R, hidden] += mlp(in); in->x may be x */
 int run_mlp(const struct on *o, const struct mlp *m, const struct mlp_ws *ws, int hidden,
             const struct rows_in *in, float *x);
-/* x += experts(y) + shared(y) */
+/* x[R, hidden] += experts(in) + shared(in); in->x may be x when there is a norm */
 int run_moe(const struct on *o, const struct moe *m, const struct moe_dev *dev,
-            const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const float *y,
+            const struct moe_conf *c, const struct mlp_ws *ws, int hidden, const struct rows_in *in,
             float *x);
 
 /* Layer kinds: embedding, head and the check of a copied head that a tied configuration carries. */

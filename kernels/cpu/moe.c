@@ -124,6 +124,25 @@ int cpu_do_moe_route(struct dev *d, const struct op_moe_route *a)
 {
     CHECK(a->topk >= 1 && a->topk <= a->experts && 3 * a->experts <= CPU_PANEL_FLOATS);
     CHECK(a->group == MOE_GROUP_NONE || (a->n_group >= 1 && a->experts % a->n_group == 0));
+    struct op_rmsnorm n = {.out = a->y,
+                           .x = a->x,
+                           .w = a->norm,
+                           .rows = a->rows,
+                           .dim = (int)a->router.k,
+                           .ldx = a->router.k,
+                           .ldo = a->router.k,
+                           .n_group = 1,
+                           .eps = a->eps};
+    struct op_matmul m = {.out = a->logits,
+                          .x = a->norm.p ? a->y : a->x,
+                          .w = a->router,
+                          .rows = a->rows,
+                          .ldx = a->router.k,
+                          .ldo = a->experts};
+    if (a->router.p && a->norm.p)
+        cpu_do_rmsnorm(d, &n);
+    if (a->router.p)
+        cpu_do_matmul(d, &m);
     struct route_job j = {d, a};
     cpu_parallel_if(d, (int64_t)a->rows * a->experts * (a->topk + 8), a->rows, route_row, &j);
     return OK;
@@ -189,7 +208,8 @@ static void combine_row(void *ud, int r)
         out[i] += sum[i];
 }
 
-int cpu_do_moe_ffn(struct dev *d, const struct op_moe_ffn *a)
+/* out += the picked experts */
+static void add_picks(struct dev *d, const struct op_moe_ffn *a)
 {
     size_t picks = (size_t)a->rows * (size_t)a->topk;
     CHECK(2 * a->experts <= CPU_PRODS_MAX && a->hidden >= 2 * a->topk);
@@ -201,7 +221,7 @@ int cpu_do_moe_ffn(struct dev *d, const struct op_moe_ffn *a)
     int32_t *start = d->ints;
     int n = sort_picks(&j, start);
     if (n == 0)
-        return OK;
+        return;
     int m = 0;
     for (int e = 0; e < a->experts; e++) {
         int64_t p0 = start[e];
@@ -239,5 +259,21 @@ int cpu_do_moe_ffn(struct dev *d, const struct op_moe_ffn *a)
     }
     cpu_prods(d, d->prods, m);
     cpu_parallel_if(d, (int64_t)n * a->hidden, a->rows, combine_row, &j);
-    return OK;
+}
+
+int cpu_do_moe_ffn(struct dev *d, const struct op_moe_ffn *a)
+{
+    float *g = moe_ffn_shared(a);
+    struct op_mlp m = {.out = a->out,
+                       .x = a->x,
+                       .gate = a->sh_gate,
+                       .up = a->sh_up,
+                       .down = a->sh_down,
+                       .g = g,
+                       .u = g + a->rows * a->sh_gate.n,
+                       .rows = a->rows,
+                       .ldx = a->hidden,
+                       .ldo = a->hidden};
+    add_picks(d, a);
+    return a->sh_gate.p ? cpu_do_mlp(d, &m) : OK;
 }

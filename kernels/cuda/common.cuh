@@ -37,7 +37,7 @@ struct cuda_mirror { /* host memory copied to the device */
     size_t bytes;
 };
 
-enum { CUDA_BLOCKS_MAX = 4096, CUDA_PLANS_MAX = 1024 };
+enum { CUDA_BLOCKS_MAX = 4096, CUDA_PLANS_MAX = 1024, CUDA_FLAGS = 1024 };
 
 struct dev {
     struct dev_conf conf;
@@ -46,8 +46,9 @@ struct dev {
     int sm, n_sm; /* compute capability as 10 * major + minor; multiprocessors */
     cudaStream_t stream;
     cublasLtHandle_t lt;
-    void *lt_ws;   /* cuBLASLt workspace */
-    char *scratch; /* bf16 copies of activations and dequantised weights of one product */
+    void *lt_ws;    /* cuBLASLt workspace */
+    int32_t *flags; /* [CUDA_FLAGS] counters of blocks that are done, all 0 between operations */
+    char *scratch;  /* bf16 copies of activations and dequantised weights of one product */
     struct cuda_block block[CUDA_BLOCKS_MAX];
     int n_block, n_graph;
     struct cuda_plan plan[CUDA_PLANS_MAX];

@@ -63,6 +63,9 @@ static int cuda_open(struct dev **out, const struct dev_conf *c, struct err *e)
     void *p;
     CU(e, cudaMalloc(&p, CUDA_SCRATCH_BYTES));
     d->scratch = (char *)p;
+    CU(e, cudaMalloc(&p, CUDA_FLAGS * sizeof(int32_t)));
+    d->flags = (int32_t *)p;
+    CU(e, cudaMemsetAsync(p, 0, CUDA_FLAGS * sizeof(int32_t), d->stream));
     return OK;
 }
 
@@ -79,6 +82,8 @@ static void cuda_close(struct dev *d)
         cudaStreamDestroy(d->trial);
     if (d->scratch)
         cudaFree(d->scratch);
+    if (d->flags)
+        cudaFree(d->flags);
     if (d->lt_ws)
         cudaFree(d->lt_ws);
     if (d->lt)

@@ -10,7 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SUITES(X) X(gpu_load) X(gpu_ops) X(gpu_fused) X(gpu_slots) X(gpu_attn) X(gpu_model)
+#define SUITES(X)                                                                                  \
+    X(gpu_load) X(gpu_ops) X(gpu_fused) X(gpu_moe) X(gpu_slots) X(gpu_attn) X(gpu_model)
 
 #define DECLARE(name) Suite *suite_##name(void);
 SUITES(DECLARE)

@@ -357,7 +357,7 @@ START_TEST(experts)
             ck_assert_int_eq(dev_cuda.sync(t.gpu, &err), OK);
         }
         struct twin *x = twin_rand(&t, R * H, 1), *out = twin_rand(&t, R * H, 1);
-        struct twin *work = twin_nans(&t, moe_ffn_work(R, K, I, H));
+        struct twin *work = twin_nans(&t, moe_ffn_work(R, K, I, 0, H));
         BOTH(&t, moe_ffn,
              SET({.out = P(out),
                   .x = P(x),

@@ -14,12 +14,18 @@ void twins_open(struct twins *t)
     MUST(dev_cuda.open(&t->gpu, &c, &e));
 }
 
+void twins_drop(struct twins *t, int first)
+{
+    while (t->n > first) {
+        t->n--;
+        dev_cpu.free(t->cpu, t->all[t->n].p[SIDE_CPU]);
+        dev_cuda.free(t->gpu, t->all[t->n].p[SIDE_GPU]);
+    }
+}
+
 void twins_close(struct twins *t)
 {
-    for (int i = 0; i < t->n; i++) {
-        dev_cpu.free(t->cpu, t->all[i].p[SIDE_CPU]);
-        dev_cuda.free(t->gpu, t->all[i].p[SIDE_GPU]);
-    }
+    twins_drop(t, 0);
     dev_cpu.close(t->cpu);
     dev_cuda.close(t->gpu);
 }

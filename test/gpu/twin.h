@@ -30,6 +30,8 @@ struct twins {
 
 void twins_open(struct twins *t);
 void twins_close(struct twins *t);
+/* Frees the ones from `first` on. */
+void twins_drop(struct twins *t, int first);
 /* Zeroed on both sides. */
 struct twin *twin_new(struct twins *t, size_t bytes);
 struct twin *twin_rand(struct twins *t, size_t n, float scale); /* n floats */

@@ -266,9 +266,91 @@ void case_moe_route(const struct t_devs *t, struct rng *r)
                 }
 }
 
+/* want += weight * down(silu(gate x) * up x); w is gate, up, down */
+static void add_mlp_row(double *want, const float *x, double *const *w, int hidden, int inter,
+                        double weight)
+{
+    for (int i = 0; i < inter; i++) {
+        double g = 0, u = 0;
+        for (int h = 0; h < hidden; h++) {
+            g += (double)x[h] * w[0][i * hidden + h];
+            u += (double)x[h] * w[1][i * hidden + h];
+        }
+        for (int h = 0; h < hidden; h++)
+            want[h] += weight * g / (1 + exp(-g)) * u * w[2][h * inter + i];
+    }
+}
+
+/* With a router: the choice of the product's logits, which are written too. */
+static void moe_router(const struct t_devs *t, struct rng *r)
+{
+    enum { R = 19, E = 24, K = 4, H = 80 };
+    double *v;
+    struct weight w = t_weight(r, DT_BF16, E, H, 0.3, &v);
+    float *x = t_randf(r, R * H, 1), *logits = MEM_ARRAY(float, R *E), *pw = MEM_ARRAY(float, R *K);
+    struct weight norm = {.p = t_randf(r, H, 1), .dt = DT_F32, .n = 1, .k = H};
+    float *y = MEM_ARRAY(float, R *H), *y2 = MEM_ARRAY(float, R *H);
+    float *logits2 = MEM_ARRAY(float, R *E), *pw2 = MEM_ARRAY(float, R *K);
+    int32_t ids[R * K], ids2[R * K];
+    struct op_moe_route a = {.ids = ids,
+                             .weights = pw,
+                             .logits = logits,
+                             .router = w,
+                             .x = x,
+                             .norm = norm,
+                             .y = y,
+                             .eps = 1e-5f,
+                             .rows = R,
+                             .experts = E,
+                             .topk = K,
+                             .n_group = 1,
+                             .topk_group = 1,
+                             .score = MOE_SOFTMAX,
+                             .group = MOE_GROUP_NONE,
+                             .scale = 1};
+    struct op_moe_route b = a;
+    struct op_rmsnorm n = {.out = y2,
+                           .x = x,
+                           .w = norm,
+                           .rows = R,
+                           .dim = H,
+                           .ldx = H,
+                           .ldo = H,
+                           .n_group = 1,
+                           .eps = 1e-5f};
+    struct op_matmul m = {.out = logits2, .x = y2, .w = w, .rows = R, .ldx = H, .ldo = E};
+    struct t_out o[4] = {{ids, sizeof ids},
+                         {pw, R * K * sizeof *pw},
+                         {logits, R * E * sizeof *logits},
+                         {y, R * H * sizeof *y}};
+    t_everywhere(t, "moe_route with a router", t_call_moe_route, &a, o, 4);
+    b.ids = ids2;
+    b.weights = pw2;
+    b.logits = logits2;
+    b.router.p = NULL;
+    ck_assert_int_eq(dev_cpu.ops->rmsnorm(t->d[0], &n), OK);
+    ck_assert_int_eq(dev_cpu.ops->matmul(t->d[0], &m), OK);
+    ck_assert_int_eq(dev_cpu.ops->moe_route(t->d[0], &b), OK);
+    t_same_bits("router logits", logits, logits2, R * E * sizeof *logits);
+    t_same_bits("router rows", y, y2, R * H * sizeof *y);
+    t_same_bits("router ids", ids, ids2, sizeof ids);
+    t_same_bits("router weights", pw, pw2, R * K * sizeof *pw);
+    t_weight_free(&w);
+    mem_free(v);
+    mem_free(x);
+    mem_free(logits);
+    mem_free(logits2);
+    mem_free(y);
+    mem_free(y2);
+    mem_free((void *)(uintptr_t)norm.p);
+    mem_free(pw);
+    mem_free(pw2);
+}
+
 void case_moe_ffn(const struct t_devs *t, struct rng *r)
 {
-    enum { R = 21, E = 5, K = 3, H = 48, I = 40 };
+    enum { R = 21, E = 5, K = 3, H = 48, I = 40, S = 56 };
+    moe_router(t, r);
     for (int dt = 0; dt < 4; dt++) {
         if (g_types[dt] == DT_F16)
             continue; /* random half bits make sums too large to compare */
@@ -277,6 +359,10 @@ void case_moe_ffn(const struct t_devs *t, struct rng *r)
         for (int e = 0; e < E; e++)
             for (int m = 0; m < 3; m++)
                 w[m][e] = t_weight(r, g_types[dt], m < 2 ? I : H, m < 2 ? H : I, 0.15, &v[m][e]);
+        struct weight sw[3];
+        double *sv[3];
+        for (int m = 0; m < 3; m++)
+            sw[m] = t_weight(r, g_types[dt], m < 2 ? S : H, m < 2 ? H : S, 0.15, &sv[m]);
         float *x = t_randf(r, R * H, 1), *out = t_randf(r, R * H, 1), *pw = t_randf(r, R * K, 0.5);
         int32_t ids[R * K];
         for (int i = 0; i < R * K; i++)
@@ -288,26 +374,14 @@ void case_moe_ffn(const struct t_devs *t, struct rng *r)
             for (int h = 0; h < H; h++)
                 want[row * H + h] = (double)out[row * H + h];
         for (int p = 0; p < R * K; p++) {
-            if (ids[p] < 0)
-                continue;
-            double act[I];
-            const float *xr = x + p / K * H;
-            for (int i = 0; i < I; i++) {
-                double g = 0, u = 0;
-                for (int h = 0; h < H; h++) {
-                    g += (double)xr[h] * v[0][ids[p]][i * H + h];
-                    u += (double)xr[h] * v[1][ids[p]][i * H + h];
-                }
-                act[i] = g / (1 + exp(-g)) * u;
-            }
-            for (int h = 0; h < H; h++) {
-                double s = 0;
-                for (int i = 0; i < I; i++)
-                    s += act[i] * v[2][ids[p]][h * I + i];
-                want[p / K * H + h] += (double)pw[p] * s;
-            }
+            double *const e[3] = {v[0][ids[p] < 0 ? 0 : ids[p]], v[1][ids[p] < 0 ? 0 : ids[p]],
+                                  v[2][ids[p] < 0 ? 0 : ids[p]]};
+            if (ids[p] >= 0)
+                add_mlp_row(want + p / K * H, x + p / K * H, e, H, I, (double)pw[p]);
+            if (p % K == 0)
+                add_mlp_row(want + p / K * H, x + p / K * H, sv, H, S, 1);
         }
-        float *work = MEM_ARRAY(float, moe_ffn_work(R, K, I, H));
+        float *work = MEM_ARRAY(float, moe_ffn_work(R, K, I, S, H));
         float *start = mem_dup(out, R * H * sizeof(float));
         struct op_moe_ffn a = {.out = out,
                                .x = x,
@@ -316,6 +390,9 @@ void case_moe_ffn(const struct t_devs *t, struct rng *r)
                                .gate = w[0],
                                .up = w[1],
                                .down = w[2],
+                               .sh_gate = sw[0],
+                               .sh_up = sw[1],
+                               .sh_down = sw[2],
                                .work = work,
                                .rows = R,
                                .hidden = H,
@@ -337,11 +414,14 @@ void case_moe_ffn(const struct t_devs *t, struct rng *r)
             ck_assert_int_eq(dev_cpu.ops->moe_ffn(t->d[t->n - 1], &b), OK);
             t_same_bits("moe_ffn, row alone", out + row * H, one, sizeof one);
         }
-        for (int e = 0; e < E; e++)
-            for (int m = 0; m < 3; m++) {
+        for (int m = 0; m < 3; m++) {
+            for (int e = 0; e < E; e++) {
                 t_weight_free(&w[m][e]);
                 mem_free(v[m][e]);
             }
+            t_weight_free(&sw[m]);
+            mem_free(sv[m]);
+        }
         mem_free(x);
         mem_free(out);
         mem_free(pw);

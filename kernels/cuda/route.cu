@@ -1,0 +1,292 @@
+/* Expert choice. Up to 16 rows: one kernel, a block an expert for the logits, whose last block
+ * chooses; every block sums the rows' squares beside its product, so the norm costs nothing. More:
+ * norm, logits by a kernel that reads 64 experts at once, then a warp a row. Logits keep fp32's
+ * precision (2^-17) where the router is bf16. */
+#include "kernels/cuda/experts.cuh"
+
+enum { ROUTE_FEW = 16, ROUTE_LOADS = 4, GROUPS_MAX = 64 };
+
+/* Order-preserving key of a choice; not a number counts as -inf, and 0 is below every choice. */
+static __device__ __forceinline__ uint32_t key_of(float v)
+{
+    uint32_t u = v == v ? __float_as_uint(v) : 0xff800000u;
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+/* The index of the largest of n keys, the lowest of equals, by a warp. */
+static __device__ int pick(const uint32_t *c, int n, int lane)
+{
+    uint32_t best = 0;
+    int at = n;
+    for (int i = lane; i < n; i += 32) {
+        if (at == n || c[i] > best) {
+            best = c[i];
+            at = i;
+        }
+    }
+    uint32_t most = __reduce_max_sync(0xffffffffu, at < n ? best : 0);
+    return (int)__reduce_min_sync(0xffffffffu,
+                                  at < n && best == most ? (unsigned)at : (unsigned)(n - 1));
+}
+
+/* Leaves only the experts of the best groups; the others count as -inf. */
+static __device__ void limit_groups(const struct op_moe_route &a, float *c, uint32_t *score,
+                                    int lane)
+{
+    int size = a.experts / a.n_group;
+    for (int g = lane; g < a.n_group; g += 32) {
+        float best = -INFINITY, second = -INFINITY;
+        for (int i = g * size; i < (g + 1) * size; i++) {
+            if (c[i] > best) {
+                second = best;
+                best = c[i];
+            } else if (c[i] > second) {
+                second = c[i];
+            }
+        }
+        score[g] = key_of(a.group == MOE_GROUP_MAX ? best : best + second);
+    }
+    __syncwarp();
+    uint64_t keep = 0;
+    for (int k = 0; k < a.topk_group; k++) {
+        int g = pick(score, a.n_group, lane);
+        keep |= 1ull << g;
+        __syncwarp();
+        if (lane == 0)
+            score[g] = 0;
+        __syncwarp();
+    }
+    for (int i = lane; i < a.experts; i += 32)
+        if (!(keep >> (i / size) & 1))
+            c[i] = -INFINITY;
+    __syncwarp();
+}
+
+/* One row by one warp; s has 2 * experts + GROUPS_MAX floats of shared memory. */
+static __device__ void route_row(const struct op_moe_route &a, int r, float *s)
+{
+    int lane = threadIdx.x & 31;
+    float *c = s + a.experts;
+    const float *l = a.logits + (int64_t)r * a.experts;
+    float max = -INFINITY, sum = 0;
+    for (int i = lane; i < a.experts; i += 32) {
+        s[i] = __ldcg(l + i);
+        max = fmaxf(max, s[i]);
+    }
+    max = cuda_warp_max(max);
+    for (int i = lane; i < a.experts; i += 32) {
+        s[i] = a.score == MOE_SIGMOID ? 1.0f / (1.0f + expf(-s[i])) : expf(s[i] - max);
+        sum += s[i];
+    }
+    sum = cuda_warp_sum(sum);
+    for (int i = lane; i < a.experts; i += 32) {
+        if (a.score == MOE_SOFTMAX)
+            s[i] /= sum;
+        c[i] = s[i] + (a.bias ? a.bias[i] : 0.0f);
+    }
+    __syncwarp();
+    if (a.group != MOE_GROUP_NONE && a.n_group > 1)
+        limit_groups(a, c, (uint32_t *)(c + a.experts), lane);
+    uint32_t *key = (uint32_t *)c;
+    for (int i = lane; i < a.experts; i += 32)
+        key[i] = key_of(c[i]);
+    __syncwarp();
+    float total = 0, mine = 0; /* the weight of pick `lane` */
+    for (int k = 0; k < a.topk; k++) {
+        int e = pick(key, a.experts, lane);
+        float w = s[e];
+        total += w;
+        if (lane == k % 32)
+            mine = w;
+        if (lane == 0) {
+            a.ids[(int64_t)r * a.topk + k] = e;
+            key[e] = 0;
+        }
+        __syncwarp();
+    }
+    float f = a.normalize ? a.scale / (total + a.norm_eps) : a.scale;
+    if (lane < a.topk)
+        a.weights[(int64_t)r * a.topk + lane] = mine * f;
+    __syncwarp();
+}
+
+/* Grid: experts. `done` counts blocks and is 0 between calls. Shared: the norm's weight, or, in the
+ * end, a part for each warp's row. */
+__global__ void __launch_bounds__(FEW_THREADS)
+    route_few_kernel(struct op_moe_route a, int32_t *done)
+{
+    extern __shared__ __align__(16) float shared[];
+    __shared__ float part[2][FEW_WARPS][ROUTE_FEW], rstd[ROUTE_FEW];
+    __shared__ bool last;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, e = blockIdx.x;
+    int K = (int)a.router.k;
+    bool fast = a.router.dt == DT_BF16 && K % 8 == 0 && K <= ROUTE_LOADS * FEW_THREADS * 8;
+    const __nv_bfloat16 *W = (const __nv_bfloat16 *)a.router.p + (int64_t)e * K;
+    uint4 w[ROUTE_LOADS] = {};
+    if (fast) {
+#pragma unroll
+        for (int j = 0; j < ROUTE_LOADS; j++)
+            if ((j * FEW_THREADS + (int)threadIdx.x) * 8 < K)
+                w[j] = few_load(W + (j * FEW_THREADS + threadIdx.x) * 8);
+    }
+    for (int k = threadIdx.x; k < K; k += FEW_THREADS)
+        shared[k] = a.norm.p ? cuda_load(a.norm.p, a.norm.dt, k) : 1.0f;
+    __syncthreads();
+    cuda_trigger();
+    cuda_wait();
+#pragma unroll 2
+    for (int r = 0; r < a.rows; r++) {
+        const float *x = a.x + (int64_t)r * K;
+        float s = 0, squares = 0;
+        if (fast) {
+#pragma unroll
+            for (int j = 0; j < ROUTE_LOADS; j++) {
+                int k = (j * FEW_THREADS + (int)threadIdx.x) * 8;
+                if (k >= K)
+                    continue;
+                float4 u = *(const float4 *)(x + k), v = *(const float4 *)(x + k + 4);
+                float4 nu = *(const float4 *)(shared + k), nv = *(const float4 *)(shared + k + 4);
+                const __nv_bfloat162 *b = (const __nv_bfloat162 *)&w[j];
+                float2 f0 = __bfloat1622float2(b[0]), f1 = __bfloat1622float2(b[1]);
+                float2 f2 = __bfloat1622float2(b[2]), f3 = __bfloat1622float2(b[3]);
+                squares += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+                squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+                s += u.x * nu.x * f0.x + u.y * nu.y * f0.y + u.z * nu.z * f1.x + u.w * nu.w * f1.y;
+                s += v.x * nv.x * f2.x + v.y * nv.y * f2.y + v.z * nv.z * f3.x + v.w * nv.w * f3.y;
+            }
+        } else {
+            for (int k = threadIdx.x; k < K; k += FEW_THREADS) {
+                s += x[k] * shared[k] * cuda_weight(a.router, e, k);
+                squares += x[k] * x[k];
+            }
+        }
+        s = cuda_warp_sum(s);
+        squares = cuda_warp_sum(squares);
+        if (lane == 0) {
+            part[0][warp][r] = s;
+            part[1][warp][r] = squares;
+        }
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < a.rows) {
+        float s = 0, squares = 0;
+        for (int i = 0; i < FEW_WARPS; i++) {
+            s += part[0][i][threadIdx.x];
+            squares += part[1][i][threadIdx.x];
+        }
+        float f = a.norm.p ? 1.0f / sqrtf(squares / (float)K + a.eps) : 1.0f;
+        rstd[threadIdx.x] = f;
+        __stcg(a.logits + (int64_t)threadIdx.x * a.experts + e, s * f);
+        __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = atomicAdd(done, 1) == (int)gridDim.x - 1;
+    if (a.norm.p)
+        for (int r = e; r < a.rows; r += gridDim.x)
+            for (int k = threadIdx.x; k < K; k += FEW_THREADS)
+                a.y[(int64_t)r * K + k] = a.x[(int64_t)r * K + k] * rstd[r] * shared[k];
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    if (threadIdx.x == 0)
+        *done = 0;
+    for (int r = warp; r < a.rows; r += FEW_WARPS)
+        route_row(a, r, shared + warp * (2 * a.experts + GROUPS_MAX));
+}
+
+/* Logits of many rows: grid (experts / 64, ceil(R / 16)). */
+__global__ void __launch_bounds__(FEW_THREADS) route_logits_kernel(struct op_moe_route a)
+{
+    __shared__ few_part<2> part;
+    int g = (threadIdx.x & 31) >> 2, K = (int)a.router.k, e0 = blockIdx.x * FEW_ROWS;
+    int r0 = blockIdx.y * 16, n = min(16, a.rows - r0);
+    few_weight f = few_rows<false>(a.router, e0, a.router, e0 + 32, 0);
+    few_chunk<2, false> c[2];
+    cuda_trigger();
+    few_start(c, f, K);
+    cuda_wait();
+    const float *x[2];
+    for (int t = 0; t < 2; t++)
+        x[t] = t * 8 + g < n ? a.x + (int64_t)(r0 + t * 8 + g) * K : NULL;
+    float acc[4][2][4] = {};
+    few_run(acc, f, x, K, c);
+    few_store(&part, acc);
+    for (int i = threadIdx.x; i < 16 * FEW_ROWS; i += FEW_THREADS)
+        if (i / FEW_ROWS < n)
+            a.logits[(int64_t)(r0 + i / FEW_ROWS) * a.experts + e0 + i % FEW_ROWS] =
+                few_sum(&part, i % FEW_ROWS, i / FEW_ROWS);
+}
+
+/* Grid: ceil(R / warps of a block). */
+__global__ void route_kernel(struct op_moe_route a)
+{
+    extern __shared__ float rows[];
+    int warp = threadIdx.x >> 5, r = blockIdx.x * (blockDim.x >> 5) + warp;
+    cuda_trigger();
+    cuda_wait();
+    if (r < a.rows)
+        route_row(a, r, rows + warp * (2 * a.experts + GROUPS_MAX));
+}
+
+static bool aligned(const void *p)
+{
+    return ((uintptr_t)p & 15) == 0;
+}
+
+/* Norm and logits of many rows; leaves the rows they are of in a->x. */
+static int route_logits(struct dev *d, struct op_moe_route *a, const struct op_moe_route *op)
+{
+    struct op_rmsnorm n = {};
+    n.out = a->y;
+    n.x = a->x;
+    n.w = op->norm;
+    n.rows = a->rows;
+    n.dim = (int)a->router.k;
+    n.ldx = n.ldo = a->router.k;
+    n.n_group = 1;
+    n.eps = a->eps;
+    if (n.w.p) {
+        TRY(cuda_do_rmsnorm(d, &n));
+        a->x = a->y;
+    }
+    if (a->router.dt == DT_BF16 && aligned(a->x) && aligned(a->router.p) &&
+        a->experts % FEW_ROWS == 0 && a->router.k % 32 == 0)
+        return cuda_launch(
+            d, route_logits_kernel,
+            dim3((unsigned)(a->experts / FEW_ROWS), (unsigned)cuda_div_up(a->rows, 16)),
+            FEW_THREADS, 0, *a);
+    for (int r0 = 0; r0 < a->rows; r0 += 8) { /* more rows may be rounded to bf16 */
+        struct op_matmul m = {};
+        m.out = a->logits + (int64_t)r0 * a->experts;
+        m.x = a->x + r0 * a->router.k;
+        m.w = op->router;
+        m.rows = a->rows - r0 < 8 ? a->rows - r0 : 8;
+        m.ldx = a->router.k;
+        m.ldo = a->experts;
+        TRY(cuda_do_matmul(d, &m));
+    }
+    return OK;
+}
+
+extern "C" int cuda_do_moe_route(struct dev *d, const struct op_moe_route *op)
+{
+    struct op_moe_route b = *op, *a = &b;
+    if (a->experts > EXPERTS_MAX || a->n_group > GROUPS_MAX || a->topk > 32)
+        return E_UNSUPPORTED;
+    b.router = cuda_weight_dev(d, op->router);
+    b.norm = cuda_weight_dev(d, op->norm);
+    size_t row = (size_t)(2 * a->experts + GROUPS_MAX) * sizeof(float);
+    size_t smem = (size_t)a->router.k * sizeof(float);
+    smem = smem > row * FEW_WARPS ? smem : row * FEW_WARPS;
+    if (a->router.p && aligned(a->x) && aligned(a->router.p) && a->rows <= ROUTE_FEW &&
+        smem <= 40 * 1024)
+        return cuda_launch(d, route_few_kernel, dim3((unsigned)a->experts), FEW_THREADS, smem, *a,
+                           d->flags);
+    if (a->router.p)
+        TRY(route_logits(d, a, op));
+    unsigned warps = a->experts <= 384 ? 8 : 4;
+    return cuda_launch(d, route_kernel, dim3((unsigned)cuda_div_up(a->rows, warps)), warps * 32,
+                       row * warps, *a);
+}
