@@ -10,7 +10,6 @@
  * feature a slot, that of the last prompt token consumed, for the first row of the next chunk. */
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
-#include "engine/batch/pieces.h"
 #include "speculative/algos.h"
 
 struct spec {
@@ -39,7 +38,6 @@ struct spec {
 
 /* ---- memory ---- */
 
-enum { PIECES_MAX = 40 };
 
 static int pieces(struct spec *s, struct piece *out)
 {
@@ -65,7 +63,7 @@ static int pieces(struct spec *s, struct piece *out)
     ADD(s->feat_out, R * F);
     ADD(s->keep, B * F);
 #undef ADD
-    CHECK(n <= PIECES_MAX);
+    CHECK(n <= SPEC_SCRATCH_MAX);
     return n;
 }
 
@@ -85,14 +83,14 @@ int spec_drafter_rows(const struct spec_env *env)
 static size_t draft_bytes(const struct spec_env *env)
 {
     struct spec s;
-    struct piece p[PIECES_MAX];
+    struct piece p[SPEC_SCRATCH_MAX];
     begin(&s, env);
     return pieces_bytes(p, pieces(&s, p));
 }
 
 static void draft_close(struct spec *s)
 {
-    struct piece p[PIECES_MAX];
+    struct piece p[SPEC_SCRATCH_MAX];
     pieces_free(p, pieces(s, p), s->env.ops, s->env.d);
     mem_free(s);
 }
@@ -100,7 +98,7 @@ static void draft_close(struct spec *s)
 static int draft_open(struct spec **out, const struct spec_env *env, struct err *e)
 {
     struct spec *s = MEM_NEW(struct spec);
-    struct piece p[PIECES_MAX];
+    struct piece p[SPEC_SCRATCH_MAX];
     begin(s, env);
     int r = pieces_alloc(p, pieces(s, p), env->ops, env->d, e);
     if (r < 0) {
@@ -109,6 +107,20 @@ static int draft_open(struct spec **out, const struct spec_env *env, struct err 
     }
     *out = s;
     return OK;
+}
+
+const struct draft_tree *spec_draft_tree(const struct spec *s)
+{
+    return &s->tree;
+}
+
+int spec_draft_scratch(struct spec *s, struct piece *out)
+{
+    int n = pieces(s, out);
+    for (int i = 0; i < n; i++)
+        if (*out[i].p == s->source) /* the saved features behind it are state */
+            out[i].n = (size_t)s->rows_max * (size_t)s->net.feat;
+    return n;
 }
 
 /* ---- passes ---- */
