@@ -38,7 +38,6 @@ struct spec {
 
 /* ---- memory ---- */
 
-
 static int pieces(struct spec *s, struct piece *out)
 {
     const struct spec_env *v = &s->env;
@@ -209,11 +208,10 @@ static int stamp(struct spec *s, const struct spec_step *st, enum stamp which, s
     return OK;
 }
 
-/* Draft-extend over `rows` rows laid out by row0 (NULL: one a request), then depth - 1 passes. */
-static int round_of(struct spec *s, const struct spec_step *st, const int32_t *row0, int rows,
-                    int depth, struct err *e)
+/* Draft-extend over `rows` rows laid out by row0 (NULL: one a request). */
+static int extend(struct spec *s, const struct spec_step *st, const int32_t *row0, int rows,
+                  struct err *e)
 {
-    int k = s->env.shape.topk;
     RUN(s, draft_begin, .s = s->env.slots, .out = s->row, .req_slot = st->req_slot,
         .req_gen = st->req_gen, .req_row0 = row0, .acc = st->acc, .src = s->src, .tail = s->tail,
         .reqs = st->reqs, .rows = rows, .shift = s->net.shift);
@@ -221,7 +219,13 @@ static int round_of(struct spec *s, const struct spec_step *st, const int32_t *r
     TRY(pass(s, DRF_EXTEND, rows, e));
     RUN(s, gather, .out = s->hidden_tail, .x = s->hidden, .idx = s->tail, .rows = st->reqs,
         .dim = s->net.hidden);
-    TRY(stamp(s, st, STAMP_EXTEND, e));
+    return stamp(s, st, STAMP_EXTEND, e);
+}
+
+/* The first candidates, depth - 1 passes of the drafter, the nodes of the next verify. */
+static int loop(struct spec *s, const struct spec_step *st, int depth, struct err *e)
+{
+    int k = s->env.shape.topk;
     TRY(pick(s, st, s->hidden_tail, 0, depth == 1, e));
     for (int level = 1; level < depth; level++) {
         TRY(features_of(s, s->feat_out, st->reqs * k, e));
@@ -235,8 +239,11 @@ static int round_of(struct spec *s, const struct spec_step *st, const int32_t *r
 
 static int draft_propose(struct spec *s, const struct spec_step *st, int depth, struct err *e)
 {
-    TRY(take_features(s, st, e));
-    return round_of(s, st, st->req_row0, st->n_row, depth, e);
+    if (st->part != SPEC_ROUND_LOOP) {
+        TRY(take_features(s, st, e));
+        TRY(extend(s, st, st->req_row0, st->n_row, e));
+    }
+    return st->part == SPEC_ROUND_EXTEND ? OK : loop(s, st, depth, e);
 }
 
 /* The chunks' rows, then one round for the requests whose prompt is complete: to draft-extend the
@@ -261,7 +268,8 @@ static int draft_prefill(struct spec *s, const struct spec_step *st, int depth, 
     if (depth < 1)
         return OK;
     TRY(draft_plan(s, st->reqs, st->reqs, depth, e));
-    return round_of(s, st, NULL, st->reqs, depth, e);
+    TRY(extend(s, st, NULL, st->reqs, e));
+    return loop(s, st, depth, e);
 }
 
 /* ---- the algorithms ---- */

@@ -56,6 +56,9 @@ struct spec_env {
     float *q;           /* [n_slot][steps][vocab] the drafts' distributions; NULL: not kept */
 };
 
+/* Parts of a round. All of it is one graph; benchmarks also run them apart. */
+enum spec_part { SPEC_ROUND, SPEC_ROUND_EXTEND, SPEC_ROUND_LOOP };
+
 /* What a pass hands to acceptance and to the drafter; device pointers, fixed per recorded graph. */
 struct spec_step {
     struct row_arrays rows;
@@ -70,6 +73,7 @@ struct spec_step {
     int64_t *stamps;     /* pinned [ring_depth][N_STAMPS] */
     int ring_depth, ring_stride, reqs, n_row;
     bool prefill;
+    enum spec_part part;
     int qlen; /* most rows of a request */
 };
 

@@ -233,9 +233,10 @@ static int verify(struct runner *r, const struct graph_key *k, struct err *e)
     return stamp(r, STAMP_ACCEPT, e);
 }
 
-static int draft(struct runner *r, const struct graph_key *k, struct err *e)
+static int draft(struct runner *r, const struct graph_key *k, enum spec_part part, struct err *e)
 {
     struct spec_step st = spec_step(r, k->reqs, k->rows, r->spec_env.shape.rows, false);
+    st.part = part;
     if (r->algo->plan)
         TRY(r->algo->plan(r->spec, k->reqs, k->rows, k->variant, e));
     return r->algo->propose(r->spec, &st, k->variant, e);
@@ -264,8 +265,8 @@ static int graph_body_of(void *ud, const struct graph_key *k, struct err *e)
     struct runner *r = ud;
     if (k->role == TGT_VERIFY)
         TRY(verify(r, k, e));
-    if (k->role == DRF_EXTEND || k->variant)
-        TRY(draft(r, k, e));
+    if (k->variant)
+        TRY(draft(r, k, k->role == DRF_DECODE ? SPEC_ROUND_LOOP : SPEC_ROUND, e));
     return note_rows(r, k->reqs, e);
 }
 
@@ -321,6 +322,18 @@ static int run_graph(struct runner *r, const struct graph_key *k, struct err *e)
     return graph_pool_replay(r->graphs, k, e);
 }
 
+/* A round whose loop alone is a graph. */
+static int run_parts(struct runner *r, const struct graph_key *round, struct err *e)
+{
+    struct graph_key want = *round;
+    want.role = DRF_DECODE;
+    const struct graph_key *k = graph_pool_fit(r->graphs, &want);
+    CHECK(k);
+    TRY(r->algo->plan(r->spec, round->reqs, round->rows, round->variant, e));
+    TRY(draft(r, round, SPEC_ROUND_EXTEND, e));
+    return graph_pool_replay(r->graphs, k, e);
+}
+
 /* One launch when there is a combined graph no larger than the verify alone, else two. */
 static int decode(struct runner *r, struct step *s, struct err *e)
 {
@@ -331,7 +344,7 @@ static int decode(struct runner *r, struct step *s, struct err *e)
         r->graphs, &(struct graph_key){.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max});
     CHECK(k); /* the planner's bounds are the pool's */
     if (s->depth && s->n_draft) {
-        if (s->n_draft == s->n_req && !r->apart)
+        if (s->n_draft == s->n_req && !r->apart && !r->parts)
             both = graph_pool_fit(r->graphs, &(struct graph_key){.role = TGT_VERIFY,
                                                                  .variant = s->depth,
                                                                  .reqs = s->n_req,
@@ -357,6 +370,8 @@ static int decode(struct runner *r, struct step *s, struct err *e)
     if (both)
         return run_graph(r, both, e);
     TRY(run_graph(r, k, e));
+    if (round && r->parts)
+        return run_parts(r, round, e);
     return round ? run_graph(r, round, e) : OK;
 }
 
@@ -663,6 +678,9 @@ int runner_keys(const struct runner *r, struct graph_key *out)
             out[n++] = k;
             k.role = TGT_VERIFY;
             if (buckets[i] <= COMBINED_REQS)
+                out[n++] = k;
+            k.role = DRF_DECODE;
+            if (r->conf.parts && depth == s->steps)
                 out[n++] = k;
         }
     return n;

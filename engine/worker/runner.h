@@ -41,6 +41,7 @@ struct runner {
     int64_t note_first_us, note_us; /* progress of the weights: begin, last line */
     bool eager;                     /* tests: run the bodies instead of replaying the graphs */
     bool apart; /* tests: verify and round in two launches even where one graph has both */
+    bool parts; /* benchmarks: besides, draft-extend eagerly and the loop as a graph of its own */
 };
 
 /* The first steps of opening, which take no device memory and read no weights; runner_close is due

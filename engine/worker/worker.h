@@ -43,6 +43,7 @@ struct worker_conf {
     const char *draft_attention_backend;
     struct spec_conf spec;
     const struct spec_algo *spec_algo; /* tests: this algorithm, whatever spec.method says */
+    bool parts; /* benchmarks: the loop of a round is recorded alone, too (runner.h) */
 };
 
 /* A chunk of a prompt: rows [row0, row0 + n) of the step's prefill arrays, positions pos0 … */
