@@ -270,7 +270,7 @@ static const char *opt(int argc, char **argv, const char *name, const char *def)
 static int number(int argc, char **argv, const char *name, int def)
 {
     const char *s = opt(argc, argv, name, NULL);
-    return s ? atoi(s) : def;
+    return s ? (int)strtol(s, NULL, 10) : def;
 }
 
 static int list(const char *s, int *out, int cap)
