@@ -28,7 +28,7 @@ static __host__ __device__ __forceinline__ int shared_tiles(const struct moe_arg
  * `tile` picks one. All threads; `b` in shared memory is complete afterwards. */
 static __device__ void find_picks(const struct op_moe_ffn &a, int t, int tile, block_picks *b)
 {
-    __shared__ int ids[SELF_PICKS], first[SELF_PICKS / 32];
+    __shared__ int ids[SELF_PICKS], first[FEW_THREADS / 32];
     int p = threadIdx.x, n = a.rows * a.topk, rank = 0;
     if (p < n)
         ids[p] = a.ids[p];
