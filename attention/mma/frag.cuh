@@ -9,6 +9,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "kernels/cuda/async.cuh"
+
 #define MMA_LOG2E 1.4426950408889634f
 #define MMA_LN2 0.6931471805599453f
 
@@ -37,24 +39,6 @@ static __device__ __forceinline__ void ldsm4_t(uint32_t r[4], uint32_t addr)
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(addr)
                  : "memory");
-}
-
-/* 16 bytes of global memory to shared memory; nothing is read and zeros are written unless `on`. */
-static __device__ __forceinline__ void cp16(uint32_t dst, const void *src, bool on)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                 "r"(on ? 16 : 0)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void cp_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void cp_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 static __device__ __forceinline__ float ex2(float x)

@@ -12,6 +12,7 @@
 #ifndef SPECD_CUDA_STREAM_CUH
 #define SPECD_CUDA_STREAM_CUH
 
+#include "kernels/cuda/async.cuh"
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/mma.cuh"
 
@@ -55,23 +56,6 @@ static __device__ __forceinline__ void stream_tile(const struct stream_args &a, 
         p++;
     *part = p;
     *row0 = (t - a.part[p].tile0) * 16;
-}
-
-static __device__ __forceinline__ void cp_async16(uint32_t dst, const void *src, bool on)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                 "r"(on ? 16 : 0)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void cp_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void cp_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 /* Bytes of shared memory: ring, partial sums, sums of squares, norm weights. */
@@ -133,8 +117,8 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         bool on = row[m][h] && (SUB == 1 || kb + s * 64 < row_bytes);
-                        cp_async16(dst + ((s * MT + m) * 2 + h) * 512,
-                                   on ? row[m][h] + kb + s * 64 : a.part[0].w, on);
+                        cp16(dst + ((s * MT + m) * 2 + h) * 512,
+                             on ? row[m][h] + kb + s * 64 : a.part[0].w, on);
                     }
             todo--;
             if (++ic == nc) {
@@ -147,7 +131,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     set_rows(0);
     if (NORM) /* with the first chunk's group */
         for (int j = threadIdx.x * 8; j < a.k; j += WARPS * 32 * 8)
-            cp_async16((uint32_t)__cvta_generic_to_shared(norm + j), a.norm + j, true);
+            cp16((uint32_t)__cvta_generic_to_shared(norm + j), a.norm + j, true);
 #pragma unroll
     for (int i = 0; i < D; i++)
         ask(i);
