@@ -44,6 +44,9 @@ struct dev {
     struct dev_counts counts;
     bool frozen, recording;
     int sm, n_sm; /* compute capability as 10 * major + minor; multiprocessors */
+    /* Products stream their weights up to so many rows: CUDA_STREAM_ROWS, or 0 where a block cannot
+     * have the shared memory for it. */
+    int stream_rows;
     cudaStream_t stream;
     cublasLtHandle_t lt;
     void *lt_ws;    /* cuBLASLt workspace */
@@ -61,6 +64,10 @@ struct dev {
     int n_weights, cap_weights;
 };
 
+enum { CUDA_STREAM_ROWS = 16 };
+#ifndef CUDA_STREAM_SMEM /* NVFLAGS=-DCUDA_STREAM_SMEM=1000000 builds what other GPUs run */
+#define CUDA_STREAM_SMEM ((size_t)170 << 10)
+#endif
 static const size_t CUDA_LT_BYTES = (size_t)32 << 20;
 static const size_t CUDA_SCRATCH_BYTES = (size_t)512 << 20; /* half for each operand */
 

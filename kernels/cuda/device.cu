@@ -53,6 +53,7 @@ static int cuda_open(struct dev **out, const struct dev_conf *c, struct err *e)
     CU(e, cudaGetDeviceProperties(&prop, c->ordinal));
     d->sm = prop.major * 10 + prop.minor;
     d->n_sm = prop.multiProcessorCount;
+    d->stream_rows = prop.sharedMemPerBlockOptin >= CUDA_STREAM_SMEM ? CUDA_STREAM_ROWS : 0;
     CU(e, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     if (cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
         return FAIL(e, E_DEVICE, "cuda: cuBLASLt does not start");

@@ -2,8 +2,9 @@
  *  - up to 16 rows, bf16 or fp8: stream.cuh, bound by the weight's bytes; activations keep fp32's
  *    precision up to 8 rows, above they are rounded to bf16 once (their traffic would bound it);
  *  - fp8 up to 64 rows: mid_fp8.cu;
- *  - more rows: activations rounded to bf16 (fp8 weights expanded) into the device's scratch, then
- *    cuBLASLt (gemm.cu) with fp32 output, bound by the weight's bytes, then by the tensor cores;
+ *  - more rows, or a GPU without the shared memory to stream: activations rounded to bf16 (fp8
+ * weights expanded) into the device's scratch, then cuBLASLt (gemm.cu) with fp32 output, bound by
+ * the weight's bytes, then by the tensor cores;
  *  - anything else (fp32, f16, odd K): a warp a column, for small router and test shapes.
  * Sums are fp32 throughout. */
 #include "kernels/cuda/product.cuh"
@@ -149,9 +150,9 @@ static int many_rows(struct dev *d, const struct op_matmul *a)
 /* Sixteen rows at a time: also what cuBLASLt does not take. */
 static int few_rows(struct dev *d, const struct op_matmul *a)
 {
-    for (int r0 = 0; r0 < a->rows; r0 += STREAM_ROWS_MAX) {
+    for (int r0 = 0; r0 < a->rows; r0 += CUDA_STREAM_ROWS) {
         struct stream_args s = {};
-        s.rows = (int)cuda_min(a->rows - r0, STREAM_ROWS_MAX);
+        s.rows = (int)cuda_min(a->rows - r0, CUDA_STREAM_ROWS);
         s.x = a->x + r0 * a->ldx;
         s.ldx = a->ldx;
         s.accumulate = a->accumulate;
@@ -170,12 +171,12 @@ int product_run(struct dev *d, const struct op_matmul *a)
     bool fp8 = a->w.dt == DT_F8E4M3;
     if (!stream_fits(&a->w, a->x, a->ldx))
         return plain_run(d, a);
-    if (a->rows <= STREAM_ROWS_MAX)
+    if (a->rows <= d->stream_rows)
         return few_rows(d, a);
     if (fp8 && a->rows <= MID_ROWS_MAX)
         return mid_fp8_run(d, a);
     bool lt = a->w.n % 4 == 0 && a->ldo % 4 == 0 && ((uintptr_t)a->out & 15) == 0;
-    return lt ? many_rows(d, a) : few_rows(d, a);
+    return lt ? many_rows(d, a) : d->stream_rows ? few_rows(d, a) : plain_run(d, a);
 }
 
 extern "C" int cuda_do_matmul(struct dev *d, const struct op_matmul *op)

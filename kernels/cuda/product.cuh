@@ -5,9 +5,9 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/stream.cuh"
 
-/* Rows up to which the streaming kernel keeps activations' fp32 precision (two bf16 parts), up to
- * which it is used, and up to which fp8 weights have a kernel of their own. */
-enum { STREAM_SPLIT_MAX = 8, STREAM_ROWS_MAX = 16, MID_ROWS_MAX = 64 };
+/* Rows up to which the streaming kernel keeps activations' fp32 precision (two bf16 parts), and up
+ * to which fp8 weights have a kernel of their own. */
+enum { STREAM_SPLIT_MAX = 8, MID_ROWS_MAX = 64 };
 
 static inline int64_t cuda_min(int64_t a, int64_t b)
 {

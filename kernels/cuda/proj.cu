@@ -116,7 +116,7 @@ extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
 {
     struct op_proj a = *op;
     struct stream_args s = {};
-    bool stream = a.rows <= STREAM_ROWS_MAX, lt = !stream;
+    bool stream = a.rows <= d->stream_rows, lt = !stream;
     a.norm = cuda_weight_dev(d, op->norm);
     for (int i = 0; i < a.n; i++) {
         a.w[i] = cuda_weight_dev(d, op->w[i]);
@@ -271,7 +271,7 @@ extern "C" int cuda_do_mlp(struct dev *d, const struct op_mlp *op)
     a.down_b = cuda_weight_dev(d, op->down_b);
     bool fits = stream_fits(&a.gate, a.x, a.ldx) && stream_fits(&a.up, a.x, a.ldx) &&
                 stream_fits(&a.down, a.g, a.gate.n) && a.gate.dt == a.up.dt;
-    if (fits && a.rows <= STREAM_ROWS_MAX)
+    if (fits && a.rows <= d->stream_rows)
         return mlp_stream(d, &a, &op->norm);
     bool lt = fits && a.gate.dt == DT_BF16 && a.down.dt == DT_BF16 && a.gate.n % 8 == 0 &&
               a.down.n % 4 == 0 && a.ldo % 4 == 0 &&
