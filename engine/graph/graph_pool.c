@@ -28,9 +28,10 @@ const char *graph_role_name(enum role role)
         return "verify";
     case DRF_EXTEND:
         return "extend";
-    case TGT_PREFILL: /* not recorded, or inside the graphs of another role */
+    case DRF_DECODE: /* by itself in a benchmark only, else inside the graphs of extend */
+        return "loop";
+    case TGT_PREFILL: /* not recorded */
     case DRF_PREFILL:
-    case DRF_DECODE:
     case DRF_FROZEN:
     case DRF_BLOCK:
     case N_ROLES:
