@@ -107,6 +107,9 @@ struct attn_call {
     float *lse;        /* [R, n_head] natural logarithm, -inf for rows that see nothing; or NULL */
     const void *k, *v; /* one layer of a pool; MLA: v NULL */
     enum dtype kv_type;
+    /* F8E4M3: a key is worth its elements * k_scale, a value * v_scale; > 0, and not looked at for
+     * other types. MLA: k_scale is the whole row's. */
+    float k_scale, v_scale;
     const int32_t *slot, *first, *last; /* [R]; slot chooses the page-table row */
     const int32_t *table;               /* [S][pages_max] */
     int pages_max, page;

@@ -23,6 +23,10 @@ int attn_call_check(const struct attn_need *n, const struct graph_dims *max,
     if (c->kind != n->kind || c->kv_type != n->kv_type)
         return FAIL(e, E_INVAL, "attention run: kind %d type %s, opened for kind %d type %s",
                     (int)c->kind, dtype_name(c->kv_type), (int)n->kind, dtype_name(n->kv_type));
+    bool fp8 = c->kv_type == DT_F8E4M3, mla = c->kind != ATTN_GQA;
+    if (fp8 && (!(c->k_scale > 0) || (!mla && !(c->v_scale > 0))))
+        return FAIL(e, E_INVAL, "attention run: scales %g and %g of an fp8 cache are not positive",
+                    (double)c->k_scale, (double)c->v_scale);
     if (c->n_head != n->n_head || c->n_kv != n->n_kv || c->dims.qk != n->dims.qk ||
         c->dims.v != n->dims.v)
         return FAIL(e, E_INVAL, "attention run: heads %d/%d dims %d/%d, opened for %d/%d %d/%d",

@@ -27,17 +27,25 @@ struct scene {
     struct rng rng;
 };
 
-/* Within 1 and exact in bf16, so that every device starts from the same numbers. */
-static float value(struct rng *g)
+/* What an fp8 cache's elements are worth; a latent row has the first alone. */
+#define K_SCALE 0.5f
+#define V_SCALE 0.75f
+
+/* Within 1 (fp8: 1.04), and exact in the type (F32: in bf16) and scale of the cache, so that every
+ * device starts from the same numbers. */
+static float value(struct rng *g, enum dtype dt, float scale)
 {
-    return dtype_bf16_to_f32(dtype_f32_to_bf16((float)(2 * rng_unit(g) - 1)));
+    float v = (float)(2 * rng_unit(g) - 1);
+    if (dt == DT_F8E4M3)
+        return dtype_f8e4m3_to_f32(dtype_f32_to_f8e4m3(v / scale)) * scale;
+    return dtype_bf16_to_f32(dtype_f32_to_bf16(v));
 }
 
-static float *values(struct rng *g, size_t n)
+static float *values(struct rng *g, size_t n, enum dtype dt, float scale)
 {
     float *v = MEM_ARRAY(float, n);
     for (size_t i = 0; i < n; i++)
-        v[i] = value(g);
+        v[i] = value(g, dt, scale);
     return v;
 }
 
@@ -107,10 +115,10 @@ static void scene_make(struct scene *s, const struct attn_need *x, bool uniform)
     s->pages_max = (LONG + LIM_ROWS_PER_REQ + x->page - 1) / x->page;
     s->pool = SLOTS * s->pages_max * x->page;
     make_tables(s);
-    s->q = values(&s->rng, (size_t)(s->rows * x->n_head * x->dims.qk));
-    s->k = values(&s->rng, (size_t)(s->pool * s->k_width));
-    s->v = values(&s->rng, (size_t)(s->pool * s->v_width));
-    s->sinks = values(&s->rng, (size_t)x->n_head);
+    s->q = values(&s->rng, (size_t)(s->rows * x->n_head * x->dims.qk), DT_BF16, 1);
+    s->k = values(&s->rng, (size_t)(s->pool * s->k_width), x->kv_type, K_SCALE);
+    s->v = values(&s->rng, (size_t)(s->pool * s->v_width), x->kv_type, V_SCALE);
+    s->sinks = values(&s->rng, (size_t)x->n_head, DT_BF16, 1);
     hide_unseen(s);
 }
 
@@ -145,15 +153,16 @@ static int push(struct side *x, const void *host, size_t bytes, void *out, struc
 
 /* A plane of the cache in the type it is kept in. The copy is done when this returns, since
  * `packed` is not pinned. */
-static int push_plane(struct side *x, const float *v, size_t n, enum dtype dt, void *out,
-                      struct err *e)
+static int push_plane(struct side *x, const float *v, size_t n, enum dtype dt, float scale,
+                      void *out, struct err *e)
 {
     if (dt == DT_F32)
         return push(x, v, n * sizeof *v, out, e);
-    uint16_t *packed = MEM_ARRAY(uint16_t, n);
+    size_t bytes = n * dtype_size(dt);
+    uint8_t *packed = MEM_ARRAY(uint8_t, bytes);
     for (size_t i = 0; i < n; i++)
-        packed[i] = dtype_f32_to_bf16(v[i]);
-    int r = push(x, packed, n * sizeof *packed, out, e);
+        dtype_store(packed, dt, (int64_t)i, dt == DT_F8E4M3 ? v[i] / scale : v[i]);
+    int r = push(x, packed, bytes, out, e);
     if (r == OK)
         r = x->ops->sync(x->d, e);
     mem_free(packed);
@@ -180,6 +189,8 @@ static int make_call(struct side *x, const struct scene *s, const struct attn_ne
                             .ldq = (int64_t)n->n_head * n->dims.qk,
                             .ldo = (int64_t)n->n_head * n->dims.v,
                             .kv_type = n->kv_type,
+                            .k_scale = K_SCALE,
+                            .v_scale = V_SCALE,
                             .pages_max = s->pages_max * (ones ? s->need->page : 1),
                             .page = n->page,
                             .scale = 12 / sqrtf((float)n->dims.qk), /* few keys weigh much */
@@ -190,9 +201,9 @@ static int make_call(struct side *x, const struct scene *s, const struct attn_ne
     int ret = OK;
     TRY_OUT(push(x, nan, out * sizeof *nan, &c->out, e));
     TRY_OUT(push(x, s->q, rows * heads * (size_t)n->dims.qk * sizeof *s->q, &c->q, e));
-    TRY_OUT(push_plane(x, s->k, (size_t)(s->pool * s->k_width), n->kv_type, &c->k, e));
+    TRY_OUT(push_plane(x, s->k, (size_t)(s->pool * s->k_width), n->kv_type, K_SCALE, &c->k, e));
     if (s->v_width)
-        TRY_OUT(push_plane(x, s->v, (size_t)(s->pool * s->v_width), n->kv_type, &c->v, e));
+        TRY_OUT(push_plane(x, s->v, (size_t)(s->pool * s->v_width), n->kv_type, V_SCALE, &c->v, e));
     TRY_OUT(push(x, s->slot, rows * sizeof *s->slot, &c->slot, e));
     TRY_OUT(push(x, s->first, rows * sizeof *s->first, &c->first, e));
     TRY_OUT(push(x, s->last, rows * sizeof *s->last, &c->last, e));
@@ -269,8 +280,7 @@ int attn_probe(const struct dev_ops *ops, struct dev *d, const struct attn_backe
     int ret = OK;
     if (worst)
         *worst = max;
-    if ((need->kv_type != DT_F32 && need->kv_type != DT_BF16) ||
-        need->kind == ATTN_MLA_DECOMPRESSED)
+    if (need->kind == ATTN_MLA_DECOMPRESSED)
         return OK;
     plain.kv_type = DT_F32;
     plain.page = 1;

@@ -229,6 +229,7 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .n_expert = mi->n_expert,
         .topk = mi->topk,
         .kv_token_bytes = plan_kv_token_bytes(mi),
+        .kv_dtype = dtype_name(mi->group[0].dt),
         .workspace_bytes = wi->workspace_bytes + wi->copy_bytes,
         .world = wi->world,
         .n_graph = wi->n_graph,
@@ -266,10 +267,11 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
     o->kv_tokens = o->kv_pages * wi->page;
     memcpy(o->eos, mi->eos, sizeof o->eos);
     LOG(LOG_INFO, "engine",
-        "%s (%s), %.1f M parameters, on %s: context %d, %d sequences, KV %lld tokens in pages of "
-        "%d (%.1f MiB), %d graphs",
+        "%s (%s), %.1f M parameters, on %s: context %d, %d sequences, KV %lld tokens of %s in "
+        "pages of %d (%.1f MiB), %d graphs",
         mi->arch, mi->family, (double)mi->n_param * 1e-6, wi->device, o->max_model_len, w->reqs_max,
-        (long long)o->kv_tokens, wi->page, (double)wi->kv_bytes / (1 << 20), wi->n_graph);
+        (long long)o->kv_tokens, o->kv_dtype, wi->page, (double)wi->kv_bytes / (1 << 20),
+        wi->n_graph);
     LOG(LOG_INFO, "engine",
         "ready in %.2f s: open %.2f, weights %.2f (%.2f GB), graphs %.2f (%.1f MiB)", o->ready_s,
         wi->open_s, wi->load_s, (double)o->weight_bytes * 1e-9, wi->record_s,

@@ -36,6 +36,7 @@ struct engine_conf {
     /* Capacity in tokens; 0: max_num_seqs * max_model_len, on the CPU device within 4 GiB, on a GPU
      * within what is left of its memory. */
     int64_t kv_cache_tokens;
+    const char *kv_cache_dtype;     /* auto, f32, bf16, fp8 (fp8_e4m3); auto: the device's */
     double gpu_memory_utilization;  /* share of a GPU's free memory that is used, 0.9 */
     const char *const *allow_eager; /* [n_allow_eager] roles that may run without graphs */
     size_t n_allow_eager;
@@ -95,6 +96,7 @@ struct engine_info {
     int64_t lookup_bytes, expert_bytes; /* model_info; what a step does not read all of */
     int n_expert, topk;
     int64_t kv_token_bytes; /* of the model */
+    const char *kv_dtype;   /* what the KV memory holds */
     int n_graph;
     int64_t graph_bytes; /* of a GPU's memory */
     /* Of engine_open: all of it; device, model and checks; weights and memory; graphs. */

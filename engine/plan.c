@@ -63,6 +63,24 @@ static int plan_lengths(const struct engine_conf *c, const struct model_info *mi
     return OK;
 }
 
+static int plan_kv_type(enum dtype *out, const char *name, struct err *e)
+{
+    static const struct {
+        const char *name;
+        enum dtype dt;
+    } types[] = {{"auto", DT_NONE},
+                 {"f32", DT_F32},
+                 {"bf16", DT_BF16},
+                 {"fp8", DT_F8E4M3},
+                 {"fp8_e4m3", DT_F8E4M3}};
+    for (size_t i = 0; i < ARRAY_LEN(types); i++)
+        if (!name || !strcmp(name, types[i].name)) {
+            *out = types[i].dt;
+            return OK;
+        }
+    return FAIL(e, E_INVAL, "kv_cache_dtype is %s; auto, f32, bf16, fp8 or fp8_e4m3", name);
+}
+
 static int plan_memory(struct worker_conf *w, const struct engine_conf *c, struct err *e)
 {
     w->memory_share = c->gpu_memory_utilization > 0 ? c->gpu_memory_utilization : DEF_SHARE;
@@ -112,6 +130,7 @@ int plan_worker(struct worker_conf *w, const struct engine_conf *c, struct err *
     w->block_size = c->block_size;
     w->attention_backend = c->attention_backend;
     w->draft_attention_backend = c->draft_attention_backend;
+    TRY(plan_kv_type(&w->kv_dtype, c->kv_cache_dtype, e));
     w->spec_algo = c->spec_algo;
     TRY(plan_spec(&w->spec, c, e));
     TRY(plan_take(c->tensor_parallel_size, 1, 1, LIM_RANKS, "tensor_parallel_size", &w->world, e));

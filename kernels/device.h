@@ -60,7 +60,7 @@ struct dev_load {
 
 struct dev_ops {
     const char *name;    /* "cpu", "cuda" */
-    enum dtype kv_dtype; /* what KV pools hold */
+    enum dtype kv_dtype; /* what KV pools hold unless asked otherwise */
     int (*open)(struct dev **out, const struct dev_conf *c, struct err *e);
     void (*close)(struct dev *d); /* all its memory and graphs must be gone */
     /* Fails with E_NOMEM; after freeze() a call is a broken invariant. 64-byte aligned. */

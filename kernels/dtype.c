@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/base/check.h"
+
 static const struct {
     size_t size;
     const char *name;
@@ -56,6 +58,23 @@ uint16_t dtype_f32_to_bf16(float f)
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1)) >> 16);
 }
 
+uint8_t dtype_f32_to_f8e4m3(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u)
+        return 0x7f;
+    if (u >= 0x43e00000u) /* 448 */
+        return sign | 0x7e;
+    if (u >= 0x3c800000u) /* 2^-6, the smallest normal; the carry may reach the exponent */
+        return sign | (uint8_t)(((u + 0x7ffffu + (u >> 20 & 1)) >> 20) - (120u << 3));
+    float units = fabsf(f) + 0x1p14f; /* 2^-9 is the last bit of the sum */
+    memcpy(&u, &units, 4);
+    return sign | (uint8_t)(u & 0xf);
+}
+
 float dtype_load(const void *p, enum dtype dt, int64_t i)
 {
     switch (dt) {
@@ -75,4 +94,27 @@ float dtype_load(const void *p, enum dtype dt, int64_t i)
         break;
     }
     return NAN;
+}
+
+void dtype_store(void *p, enum dtype dt, int64_t i, float v)
+{
+    switch (dt) {
+    case DT_F32:
+        ((float *)p)[i] = v;
+        return;
+    case DT_BF16:
+        ((uint16_t *)p)[i] = dtype_f32_to_bf16(v);
+        return;
+    case DT_F8E4M3:
+        ((uint8_t *)p)[i] = dtype_f32_to_f8e4m3(v);
+        return;
+    case DT_NONE:
+    case DT_F16:
+    case DT_I32:
+    case DT_I64:
+    case DT_U8:
+    case DT_COUNT:
+        break;
+    }
+    CHECK(!"an element to store is f32, bf16 or f8e4m3");
 }

@@ -34,7 +34,11 @@ static inline float dtype_bf16_to_f32(uint16_t h)
 float dtype_f16_to_f32(uint16_t h);
 float dtype_f8e4m3_to_f32(uint8_t v); /* "fn" kind: no infinities, 0x7f and 0xff are NaN */
 uint16_t dtype_f32_to_bf16(float f);  /* to nearest even */
+/* To nearest even; what is beyond 448, infinities too, becomes 448 of its sign; NaN is 0x7f. */
+uint8_t dtype_f32_to_f8e4m3(float f);
 /* Element i of an array of type dt (F32, BF16, F16, F8E4M3) as float. */
 float dtype_load(const void *p, enum dtype dt, int64_t i);
+/* And back: element i of an array of F32, BF16 or F8E4M3. */
+void dtype_store(void *p, enum dtype dt, int64_t i, float v);
 
 #endif

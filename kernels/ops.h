@@ -108,6 +108,11 @@ struct op_rope {
     bool interleaved;
 };
 
+/* Caches are F32, BF16 (to nearest even) or F8E4M3. The last keeps e4m3(x * (1 / scale)), the
+ * factor rounded to fp32 once, as dtype_f32_to_f8e4m3 converts: to nearest even, saturating, NaN
+ * stays NaN. Who reads multiplies by the scale. Scales are > 0, and not looked at for other types.
+ */
+
 /* cache[wslot[r], 0..width) = x[r, 0..width); wslot < 0 writes nothing. */
 struct op_kv_write {
     void *cache; /* [n_slot, width]: one layer of one pool */
@@ -116,6 +121,7 @@ struct op_kv_write {
     const int32_t *wslot; /* [R] */
     int rows, width;
     int64_t ldx;
+    float scale;
 };
 
 /* Queries, keys and values of grouped-query attention after their products: RMSNorm of every head
@@ -132,7 +138,7 @@ struct op_qkv_place {
     enum dtype dt;
     int rows, n_head, n_kv, hd, pos_max;
     int64_t ldq, ldk, ldv;
-    float eps;
+    float eps, k_scale, v_scale;
 };
 
 /* Queries and the latent row of MLA after their products. kv[r] = [latent | k_pe]: where wslot[r]
@@ -150,7 +156,7 @@ struct op_mla_place {
     enum dtype dt;
     int rows, heads, lora, rope, pos_max;
     int64_t ldkv, ldq, q_stride, ldo, out_stride;
-    float eps;
+    float eps, scale;
     bool interleaved;
 };
 

@@ -170,11 +170,12 @@ static void print_result(const struct engine_info *i, int64_t bandwidth, int64_t
                          int64_t output_len, int64_t n, const struct result *r)
 {
     double decode = r->decode_s > 0 ? (double)(r->n_output - n) / r->decode_s : 0;
-    printf("{\"model\":\"%s\",\"device\":\"%s\",\"speculative\":\"%s\",\"prompt_len\":%lld,"
+    printf("{\"model\":\"%s\",\"device\":\"%s\",\"kv_cache_dtype\":\"%s\",\"speculative\":\"%s\","
+           "\"prompt_len\":%lld,"
            "\"output_len\":%lld,\"concurrency\":%lld,\"ttft_mean_s\":%.5f,\"ttft_max_s\":%.5f,"
            "\"prefill_tok_s\":%.1f,\"step_ms\":%.4f,\"step_p99_ms\":%.4f,\"steps\":%lld",
-           i->model_dir, i->device, i->spec_name, (long long)prompt_len, (long long)output_len,
-           (long long)n, r->ttft_mean_s, r->ttft_max_s,
+           i->model_dir, i->device, i->kv_dtype, i->spec_name, (long long)prompt_len,
+           (long long)output_len, (long long)n, r->ttft_mean_s, r->ttft_max_s,
            r->prefill_s > 0 ? (double)r->n_prompt / r->prefill_s : 0, r->step_ms, r->step_p99_ms,
            (long long)r->n_step);
     bandwidth = bandwidth ? bandwidth : strcmp(i->device, "cpu") != 0 ? CUDA_GB_S : 0;

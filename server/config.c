@@ -430,6 +430,7 @@ void config_engine(const struct config *c, struct engine_conf *out)
         .max_num_batched_tokens = (int)c->max_num_batched_tokens,
         .block_size = (int)c->block_size,
         .kv_cache_tokens = c->kv_cache_tokens,
+        .kv_cache_dtype = c->kv_cache_dtype,
         .gpu_memory_utilization = c->gpu_memory_utilization,
         .allow_eager = (const char *const *)c->allow_eager.v,
         .n_allow_eager = c->allow_eager.n,

@@ -1,5 +1,5 @@
-/* "ref-gqa": multi-head and grouped-query attention over a paged fp32 cache, any head dims, any
- * page size, every role. */
+/* "ref-gqa": multi-head and grouped-query attention over a paged cache of fp32, bf16 or fp8, any
+ * head dims, any page size, every role. */
 #include "attention/ref/ref.h"
 
 #include "kernels/cpu/cpu.h"
@@ -28,7 +28,7 @@ static int run(struct attn *a, const struct attn_call *c, struct err *e)
 const struct attn_backend ref_gqa = {
     .name = "ref-gqa",
     .device = "cpu",
-    .caps = REF_CAPS(ATTN_GQA),
+    .caps = REF_CAPS(ATTN_GQA, REF_KV),
     .workspace = ref_workspace,
     .open = ref_open,
     .plan = ref_plan,

@@ -37,7 +37,7 @@ static int extra(const struct attn_need *n, struct err *why)
 const struct attn_backend ref_mla = {
     .name = "ref-mla",
     .device = "cpu",
-    .caps = REF_CAPS(ATTN_MLA_ABSORBED),
+    .caps = REF_CAPS(ATTN_MLA_ABSORBED, REF_KV),
     .extra = extra,
     .workspace = ref_workspace,
     .open = ref_open,

@@ -1,6 +1,7 @@
 /* "ref-mla-full": latent attention in the decompressed form. For each request of a call, and a few
  * heads at a time, keys [k_nope | k_pe] and values are expanded from the latent pool rows into the
- * workspace, then ordinary attention runs over them. Equal to "ref-mla" within rounding. */
+ * workspace, then ordinary attention runs over them. Equal to "ref-mla" within rounding. fp32
+ * caches only: products read the latent rows where they lie. */
 #include "attention/ref/ref.h"
 
 #include <string.h>
@@ -172,7 +173,7 @@ static int extra(const struct attn_need *n, struct err *why)
 const struct attn_backend ref_mla_full = {
     .name = "ref-mla-full",
     .device = "cpu",
-    .caps = REF_CAPS(ATTN_MLA_DECOMPRESSED),
+    .caps = REF_CAPS(ATTN_MLA_DECOMPRESSED, 1u << DT_F32),
     .extra = extra,
     .workspace = workspace,
     .open = open_full,

@@ -36,10 +36,11 @@ struct cpu_attn ref_core_args(const struct attn_call *c);
     {                                                                                              \
         .masks = MASK_RANGE | MASK_TREE | MASK_BLOCK, .graph = GRAPH_ANY                           \
     }
-#define REF_CAPS(kind)                                                                             \
+#define REF_KV (1u << DT_F32 | 1u << DT_BF16 | 1u << DT_F8E4M3)
+#define REF_CAPS(kind, kv)                                                                         \
     {                                                                                              \
-        .kinds = (kind), .kv_types = 1u << DT_F32, .page_sizes = 1u | 1u << 4 | 1u << 6,           \
-        .cp_max = 1, .lse_out = true, .window = true, .sinks = true, .soft_cap = true, .role = {   \
+        .kinds = (kind), .kv_types = (kv), .page_sizes = 1u | 1u << 4 | 1u << 6, .cp_max = 1,      \
+        .lse_out = true, .window = true, .sinks = true, .soft_cap = true, .role = {                \
             [TGT_PREFILL] = REF_ROLE,                                                              \
             [TGT_VERIFY] = REF_ROLE,                                                               \
             [DRF_PREFILL] = REF_ROLE,                                                              \

@@ -192,6 +192,13 @@ static int take_attention(const struct deepseek *m, struct ds_layer *l, const ch
              TAKE_FP8 | TAKE_ROWS, &l->kv_b, e));
     TRY(take(t, p, "o_proj.weight", m->hidden, (int64_t)m->n_head * m->v_dim, TAKE_FP8 | TAKE_COLS,
              &l->o, e));
+    float values;
+    TRY(kv_scale_take(t, p, "kv_a_proj_with_mqa", "k_scale", &l->kv_scale, e));
+    TRY(kv_scale_take(t, p, "kv_b_proj", "v_scale", &values, e));
+    if (values != 1 && values != l->kv_scale)
+        return FAIL(e, E_UNSUPPORTED,
+                    "'%sv_scale' is %g and k_scale %g, but a latent cache has one scale", p,
+                    (double)values, (double)l->kv_scale);
     if (!m->attn_bias)
         return OK;
     if (m->q_lora)

@@ -11,6 +11,7 @@ struct ds_layer {
     struct weight q; /* q_lora 0: from x; else q_b, from the normalised q_a */
     struct weight q_a, q_a_b, q_a_norm;
     struct weight kv_a, kv_a_b, kv_a_norm, kv_b, o, o_b;
+    float kv_scale; /* of an fp8 cache: one for latent and rotated part */
     bool sparse;
     struct mlp mlp;
     struct moe moe;

@@ -138,6 +138,7 @@ static int place(struct deepseek *m, const struct on *o, const struct ds_layer *
                                                          .ldo = ldo,
                                                          .out_stride = out_stride,
                                                          .eps = latent_eps,
+                                                         .scale = l->kv_scale,
                                                          .interleaved = m->interleaved});
 }
 
@@ -226,6 +227,7 @@ static int attend(struct deepseek *m, const struct on *o, int i, const struct fw
                           .dims = dims_of(m, form),
                           .k = pool,
                           .kv_type = kv->dt,
+                          .k_scale = l->kv_scale,
                           .slot = f->row->slot,
                           .first = f->row->first[0],
                           .last = f->row->last[0],

@@ -38,6 +38,8 @@ int gqa_take(struct tensors *t, const char *prefix, const struct gqa_conf *g, in
     TRY(take(t, prefix, "k_proj.weight", nk, in, heads, &out->k, e));
     TRY(take(t, prefix, "v_proj.weight", nk, in, heads, &out->v, e));
     TRY(take(t, prefix, "o_proj.weight", hidden, nq, TAKE_FP8 | TAKE_COLS, &out->o, e));
+    TRY(kv_scale_take(t, prefix, "k_proj", "k_scale", &out->k_scale, e));
+    TRY(kv_scale_take(t, prefix, "v_proj", "v_scale", &out->v_scale, e));
     if (parts & GQA_QKV_BIAS) {
         TRY(take(t, prefix, "q_proj.bias", 1, nq, bias, &out->qb, e));
         TRY(take(t, prefix, "k_proj.bias", 1, nk, bias, &out->kb, e));
@@ -136,7 +138,9 @@ int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
                                                       .ldq = (int64_t)g->n_head * g->hd,
                                                       .ldk = nk,
                                                       .ldv = nk,
-                                                      .eps = g->eps}));
+                                                      .eps = g->eps,
+                                                      .k_scale = l->k_scale,
+                                                      .v_scale = l->v_scale}));
     struct attn_call c = {.role = f->role,
                           .kind = ATTN_GQA,
                           .mask = f->mask,
@@ -151,6 +155,8 @@ int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
                           .k = keys,
                           .v = values,
                           .kv_type = kv->dt,
+                          .k_scale = l->k_scale,
+                          .v_scale = l->v_scale,
                           .slot = f->row->slot,
                           .first = f->row->first[group],
                           .last = f->row->last[group],

@@ -16,6 +16,7 @@ int gqa_parse(struct gqa_conf *g, struct cfg *c, int hidden, bool need_kv_heads,
 
 struct gqa { /* biases and norms: p NULL when absent */
     struct weight q, k, v, o, qb, kb, vb, ob, q_norm, k_norm;
+    float k_scale, v_scale; /* of an fp8 cache */
 };
 enum { GQA_QKV_BIAS = 1, GQA_O_BIAS = 2, GQA_QK_NORM = 4 };
 /* `in`: width of what q, k and v read; `parts`: GQA_ bits. */

@@ -1,6 +1,7 @@
 /* Shared pieces of the layer programs; see the header. Does not know any family. */
 #include "engine/model/layer.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -80,6 +81,42 @@ int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, i
     CHECK(len > 0 && len < (int)sizeof name);
     int r = tensors_take(t, name, n, k, flags, w, e);
     return r < 0 ? r : OK;
+}
+
+static int one_scale(struct tensors *t, const char *name, float *out, struct err *e)
+{
+    const struct tensor *x = tensors_find(t, name);
+    if (!x)
+        return OK;
+    if (x->rank > 1 || (x->rank == 1 && x->shape[0] != 1))
+        return FAIL(e, E_UNSUPPORTED, "%s: tensor '%s' is not one scale for the layer's cache",
+                    x->file, name);
+    if (x->dt != DT_F32 && x->dt != DT_BF16 && x->dt != DT_F16)
+        return FAIL(e, E_UNSUPPORTED, "%s: tensor '%s' is %s; scales must be F32, BF16 or F16",
+                    x->file, name, x->type);
+    float v = dtype_load(x->p, x->dt, 0);
+    if (!(v > 0) || isinf(v) || isinf(1 / v))
+        return FAIL(e, E_FORMAT, "%s: tensor '%s' is %g, no scale of a cache", x->file, name,
+                    (double)v);
+    if (*out != 0 && *out != v)
+        return FAIL(e, E_FORMAT, "%s: tensor '%s' is %g, and %g by its other name", x->file, name,
+                    (double)v, (double)*out);
+    *out = v;
+    tensors_ignore(t, name);
+    return OK;
+}
+
+int kv_scale_take(struct tensors *t, const char *prefix, const char *part, const char *name,
+                  float *out, struct err *e)
+{
+    char full[NAME_MAX_LEN];
+    *out = 0;
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    TRY(one_scale(t, full, out, e));
+    snprintf(full, sizeof full, "%s%s.%s", prefix, part, name);
+    TRY(one_scale(t, full, out, e));
+    *out = *out != 0 ? *out : 1;
+    return OK;
 }
 
 int split_check(const struct tensors *t, const char *key, int n, struct err *e)

@@ -29,6 +29,11 @@ void placed_free(struct placed *pl);
 int take(struct tensors *t, const char *prefix, const char *suffix, int64_t n, int64_t k,
          unsigned flags, struct weight *w, struct err *e);
 
+/* What an element of this layer's fp8 caches is worth: PREFIX + NAME, or PREFIX + PART + "." + NAME
+ * (k_scale of k_proj), a tensor of one element; 1 where there is none. */
+int kv_scale_take(struct tensors *t, const char *prefix, const char *part, const char *name,
+                  float *out, struct err *e);
+
 /* Whether `n`, by its key in the configuration, can be divided over the ranks. */
 int split_check(const struct tensors *t, const char *key, int n, struct err *e);
 

@@ -88,7 +88,8 @@ int model_open_draft(struct model **out, const struct model_conf *c, struct mode
                      struct err *e);
 void model_close(struct model *m);
 const struct model_info *model_info(const struct model *m);
-/* What the pools of a device hold (dev_ops.kv_dtype); before needs are built. */
+/* What the pools hold: the device's own type (dev_ops.kv_dtype) or another that its attention
+ * takes; before needs are built. */
 void model_kv_dtype(struct model *m, enum dtype dt);
 
 /* What each role needs of attention, one per KV group, page 0 (not chosen). MLA groups offer two

@@ -99,14 +99,17 @@ static int64_t pool_row(const struct cpu_attn *a, int r, int p)
 }
 
 /* Pointers to the vectors of positions [p0, p1) of row r, of which those before `plain` are cache
- * positions: base of the KV head + pool row * ld. */
-static void point(const struct cpu_attn *a, int r, int plain, const float **out, const float *vec,
-                  int64_t ld, int p0, int p1)
+ * positions: KV head `vec` elements from the base + pool row * ld. */
+static void point(const struct cpu_attn *a, int r, int plain, const void **out, const void *base,
+                  int64_t vec, int64_t ld, int p0, int p1)
 {
     int p = p0;
+    int64_t size = (int64_t)dtype_size(a->dt);
+    const char *at = (const char *)base + vec * size;
+    ld *= size;
     plain = plain < p1 ? plain : p1;
     while (p < plain) {
-        const float *v = vec + pool_row(a, r, p) * ld;
+        const char *v = at + pool_row(a, r, p) * ld;
         int run = a->table ? a->page - p % a->page : plain - p;
         for (; run > 0 && p < plain; run--, p++, v += ld)
             *out++ = v;
@@ -117,7 +120,29 @@ static void point(const struct cpu_attn *a, int r, int plain, const float **out,
     for (int skip = p - a->row0[r]; skip > 0; skip--)
         bits &= bits - 1;
     for (; p < p1; p++, bits &= bits - 1)
-        *out++ = vec + pool_row(a, r, a->row0[r] + __builtin_ctzll(bits)) * ld;
+        *out++ = at + pool_row(a, r, a->row0[r] + __builtin_ctzll(bits)) * ld;
+}
+
+/* The n vectors of `dim` elements as fp32, zeros up to `pad`: where they lie if they are that,
+ * else copies in the item's block of keys. */
+static void fetch(const struct item *it, const float **out, const void *const *in, int n, int dim,
+                  int pad, float scale)
+{
+    if (it->a->dt == DT_F32 && pad == dim) {
+        memcpy(out, in, (size_t)n * sizeof *out);
+        return;
+    }
+    for (int j = 0; j < n; j++) {
+        float *c = it->keys + (int64_t)j * pad;
+        out[j] = c;
+        if (it->a->dt == DT_F8E4M3)
+            it->isa->cvt_f8(c, in[j], dim, scale);
+        else if (it->a->dt == DT_BF16)
+            it->isa->cvt_bf16(c, in[j], dim);
+        else
+            memcpy(c, in[j], (size_t)dim * sizeof *c);
+        memset(c + dim, 0, (size_t)(pad - dim) * sizeof *c);
+    }
 }
 
 static void load_queries(const struct item *it)
@@ -137,16 +162,12 @@ static void scores(const struct item *it, int l, int n, int r, int plain, int fr
 {
     const struct cpu_attn *a = it->a;
     int kp = cpu_pad(a->dk);
+    const void *in[KEYS];
     const float *k[KEYS];
     for (int p = from; p < to; p += KEYS) {
         int nk = to - p < KEYS ? to - p : KEYS;
-        point(a, r, plain, k, a->k + it->g * a->k_head, a->k_ld, p, p + nk);
-        for (int j = 0; j < nk && kp != a->dk; j++) { /* odd head dims: padded copies */
-            float *c = it->keys + (int64_t)j * kp;
-            memcpy(c, k[j], (size_t)a->dk * sizeof *c);
-            memset(c + a->dk, 0, (size_t)(kp - a->dk) * sizeof *c);
-            k[j] = c;
-        }
+        point(a, r, plain, in, a->k, it->g * a->k_head, a->k_ld, p, p + nk);
+        fetch(it, k, in, nk, a->dk, kp, a->k_scale);
         it->isa->scores(it->s + l * it->lds + (p - it->base), it->lds, it->q + (int64_t)l * kp, n,
                         k, nk, kp);
     }
@@ -222,10 +243,12 @@ static int clamp(int v, int lo, int hi)
 static void shared_values(const struct item *it)
 {
     const struct cpu_attn *a = it->a;
+    const void *in[KEYS];
     const float *v[KEYS];
     for (int b = it->t.from; b < it->split; b += KEYS) {
         int e = it->split - b < KEYS ? it->split : b + KEYS;
-        point(a, it->t.r0, it->split, v, a->v + it->g * a->v_head, a->v_ld, b, e);
+        point(a, it->t.r0, it->split, in, a->v, it->g * a->v_head, a->v_ld, b, e);
+        fetch(it, v, in, e - b, a->dv, a->dv, a->v_scale);
         for (int l0 = 0; l0 < it->lines; l0 += 3) {
             int n = it->lines - l0 < 3 ? it->lines - l0 : 3;
             int c0 = b, c1 = e; /* positions that all of the lines see */
@@ -253,10 +276,12 @@ static void shared_values(const struct item *it)
 static void own_values(const struct item *it, int r)
 {
     const struct cpu_attn *a = it->a;
+    const void *in[KEYS];
     const float *v[KEYS];
     for (int b = own_from(it, r), end = cpu_attn_end(a, r); b < end; b += KEYS) {
         int e = end - b < KEYS ? end : b + KEYS;
-        point(a, r, plain_end(a, r), v, a->v + it->g * a->v_head, a->v_ld, b, e);
+        point(a, r, plain_end(a, r), in, a->v, it->g * a->v_head, a->v_ld, b, e);
+        fetch(it, v, in, e - b, a->dv, a->dv, a->v_scale);
         for (int l = 0; l < it->nh; l += 3)
             add_values(it, (r - it->t.r0) * it->nh + l, it->nh - l < 3 ? it->nh - l : 3, v, b, b,
                        e);
@@ -352,6 +377,7 @@ static int list_tiles(const struct cpu_attn *a, int r0, int r1, int chunk, struc
 void cpu_attn(struct dev *d, const struct cpu_attn *a, int r0, int r1)
 {
     CHECK(cpu_pad(a->dk) <= KEY_FLOATS / KEYS && a->n_head % a->n_kv == 0);
+    CHECK(a->dt == DT_F32 || a->dv <= KEY_FLOATS / KEYS);
     CHECK(LINES * (int64_t)cpu_pad(a->dk) <= LINE_FLOATS && LINES * (int64_t)a->dv <= LINE_FLOATS);
     CHECK(TILE_INTS * ROWS_AT_ONCE <= CPU_INTS_MAX && sizeof(struct tile) == TILE_INTS * 4);
     struct tile *tiles = (struct tile *)d->ints;

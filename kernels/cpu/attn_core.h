@@ -15,8 +15,11 @@ struct cpu_attn {
     int64_t ldo;
     float *lse; /* r * ld_lse + h, natural logarithm over the keys (sinks left out); or NULL */
     int64_t ld_lse;
-    /* vectors of KV head g of pool row p: p * ld + g * head */
-    const float *k, *v;
+    /* vectors of KV head g of pool row p: p * ld + g * head, in elements of the type F32, BF16 or
+     * F8E4M3; the last are worth element * scale, rounded to fp32 */
+    const void *k, *v;
+    enum dtype dt;
+    float k_scale, v_scale;
     int64_t k_ld, v_ld, k_head, v_head;
     const int32_t *slot, *first, *last; /* [R] */
     const int32_t *table;               /* [S][pages_max]; NULL: a position is its pool row */

@@ -90,14 +90,22 @@ static void kv_write_row(void *ud, int r)
 {
     const struct job *j = ud;
     const struct op_kv_write *a = j->a;
-    if (a->wslot[r] >= 0)
-        memcpy((float *)a->cache + (int64_t)a->wslot[r] * a->width, a->x + r * a->ldx,
-               (size_t)a->width * sizeof(float));
+    const float *x = a->x + r * a->ldx;
+    int64_t to = (int64_t)a->wslot[r] * a->width;
+    if (a->wslot[r] < 0)
+        return;
+    if (a->dt == DT_F32) {
+        memcpy((float *)a->cache + to, x, (size_t)a->width * sizeof(float));
+        return;
+    }
+    float inv = a->dt == DT_F8E4M3 ? 1 / a->scale : 1;
+    for (int i = 0; i < a->width; i++)
+        dtype_store(a->cache, a->dt, to + i, x[i] * inv);
 }
 
 int cpu_do_kv_write(struct dev *d, const struct op_kv_write *a)
 {
-    CHECK(a->dt == DT_F32);
+    CHECK(a->dt != DT_F8E4M3 || a->scale > 0);
     struct job j = {d, a};
     for (int r = 0; r < a->rows; r++) /* copies only, and two rows must not race for one slot */
         kv_write_row(&j, r);

@@ -116,13 +116,15 @@ int cpu_do_qkv_place(struct dev *d, const struct op_qkv_place *a)
                             .wslot = a->wslot,
                             .rows = a->rows,
                             .width = a->n_kv * a->hd,
-                            .ldx = a->ldk};
+                            .ldx = a->ldk,
+                            .scale = a->k_scale};
     turn_heads(d, a, a->q, a->ldq, a->n_head, &a->q_norm);
     turn_heads(d, a, a->k, a->ldk, a->n_kv, &a->k_norm);
     cpu_do_kv_write(d, &w);
     w.cache = a->v_cache;
     w.x = a->v;
     w.ldx = a->ldv;
+    w.scale = a->v_scale;
     return cpu_do_kv_write(d, &w);
 }
 
@@ -154,7 +156,8 @@ int cpu_do_mla_place(struct dev *d, const struct op_mla_place *a)
                             .wslot = a->wslot,
                             .rows = a->rows,
                             .width = a->lora + a->rope,
-                            .ldx = a->ldkv};
+                            .ldx = a->ldkv,
+                            .scale = a->scale};
     cpu_do_rmsnorm(d, &n);
     cpu_do_rope(d, &r);
     cpu_do_kv_write(d, &w);

@@ -17,6 +17,29 @@ const struct shape shapes_gqa[4] = {
 const struct shape shapes_absorbed[2] = {{8, 1, 48, 32, 32, 16, 0}, {16, 1, 36, 28, 28, 8, 0}};
 const struct shape shapes_full[2] = {{6, 1, 40, 24, 32, 16, 24}, {5, 1, 28, 20, 28, 8, 20}};
 
+enum dtype scene_type(const struct scene *s)
+{
+    return s->kv_type ? s->kv_type : DT_F32;
+}
+
+/* Element i of a plane in the scene's type. */
+static void put(const struct scene *s, void *plane, size_t i, float v, float scale)
+{
+    bool fp8 = scene_type(s) == DT_F8E4M3;
+    dtype_store(plane, scene_type(s), (int64_t)i, fp8 ? v / scale : v);
+}
+
+/* What the cache keeps of random values. */
+static void round_values(const struct scene *s, float *v, size_t n, float scale)
+{
+    bool fp8 = scene_type(s) == DT_F8E4M3;
+    for (size_t i = 0; i < n; i++) {
+        float one;
+        put(s, &one, 0, v[i], scale);
+        v[i] = dtype_load(&one, scene_type(s), 0) * (fp8 ? scale : 1);
+    }
+}
+
 bool scene_sees(const struct scene *s, int r, int p)
 {
     if (p < s->first[r] || p >= s->last[r])
@@ -54,6 +77,10 @@ void scene_fill(struct scene *s, struct rng *r, const struct shape *h, bool extr
     s->v_width = mla ? 0 : s->n_kv * s->v;
     s->keys = t_randf(r, (size_t)REQS * KEYS_MAX * (size_t)s->k_width, 1);
     s->vals = t_randf(r, (size_t)REQS * KEYS_MAX * (size_t)s->v_width, 1);
+    s->k_scale = 0.37f;
+    s->v_scale = 0.0123f;
+    round_values(s, s->keys, (size_t)REQS * KEYS_MAX * (size_t)s->k_width, s->k_scale);
+    round_values(s, s->vals, (size_t)REQS * KEYS_MAX * (size_t)s->v_width, s->v_scale);
     s->q = t_randf(r, (size_t)s->rows * (size_t)s->n_head * (size_t)s->qk, 1);
     s->sinks = t_randf(r, (size_t)s->n_head, 1);
     s->sinks_on = extras;
@@ -165,12 +192,12 @@ struct paged paged_make(const struct scene *s, struct rng *r, int page)
     g.n_page += 5; /* of NaN alone */
     size_t kn = (size_t)g.n_page * (size_t)page * (size_t)s->k_width;
     size_t vn = (size_t)g.n_page * (size_t)page * (size_t)s->v_width;
-    g.k = mem_alloc(kn * sizeof *g.k + 4);
-    g.v = mem_alloc(vn * sizeof *g.v + 4);
+    g.k = mem_alloc(kn * sizeof(float) + 4);
+    g.v = mem_alloc(vn * sizeof(float) + 4);
     for (size_t i = 0; i < kn; i++)
-        g.k[i] = NAN;
+        put(s, g.k, i, NAN, 1);
     for (size_t i = 0; i < vn; i++)
-        g.v[i] = NAN;
+        put(s, g.v, i, NAN, 1);
     g.table = mem_alloc((size_t)(REQS * g.pages_max) * sizeof *g.table);
     int32_t *perm = mem_alloc((size_t)g.n_page * sizeof *perm);
     for (int i = 0; i < g.n_page; i++) {
@@ -188,11 +215,11 @@ struct paged paged_make(const struct scene *s, struct rng *r, int page)
                     continue;
                 size_t row = (size_t)*e * (size_t)page + (size_t)(p % page);
                 size_t at = (size_t)q * KEYS_MAX + (size_t)p;
-                memcpy(g.k + row * (size_t)s->k_width, s->keys + at * (size_t)s->k_width,
-                       (size_t)s->k_width * sizeof(float));
-                if (s->v_width)
-                    memcpy(g.v + row * (size_t)s->v_width, s->vals + at * (size_t)s->v_width,
-                           (size_t)s->v_width * sizeof(float));
+                size_t kw = (size_t)s->k_width, vw = (size_t)s->v_width;
+                for (size_t j = 0; j < kw; j++)
+                    put(s, g.k, row * kw + j, s->keys[at * kw + j], s->k_scale);
+                for (size_t j = 0; j < vw; j++)
+                    put(s, g.v, row * vw + j, s->vals[at * vw + j], s->v_scale);
             }
         }
     ck_assert_int_eq(next, used);
@@ -213,7 +240,7 @@ struct attn_need scene_need(const struct scene *s, enum role role, int page, int
                               .kind = s->kind,
                               .mask = s->mask,
                               .graph = GRAPH_ANY,
-                              .kv_type = DT_F32,
+                              .kv_type = scene_type(s),
                               .page = page,
                               .n_head = s->n_head,
                               .n_kv = s->n_kv,
@@ -242,7 +269,9 @@ struct attn_call scene_call(const struct scene *s, const struct paged *g, enum r
                           .lse = lse,
                           .k = g->k,
                           .v = s->kind == ATTN_GQA ? g->v : NULL,
-                          .kv_type = DT_F32,
+                          .kv_type = scene_type(s),
+                          .k_scale = s->k_scale,
+                          .v_scale = s->v_scale,
                           .slot = s->slot,
                           .first = s->first,
                           .last = s->last,

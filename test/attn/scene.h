@@ -17,12 +17,14 @@ struct scene {
     enum attn_kind kind;
     enum attn_mask mask;
     int n_head, n_kv, qk, v, lora, rope, nope, rows;
+    enum dtype kv_type;     /* DT_NONE: F32 */
+    float k_scale, v_scale; /* of an fp8 cache */
     bool sinks_on;
     float soft_cap;
     int32_t slot[ROWS_MAX], first[ROWS_MAX], last[ROWS_MAX], row0[ROWS_MAX];
     uint64_t anc[ROWS_MAX];
     int k_width, v_width; /* of a pool row, floats; MLA: v_width 0 */
-    float *keys, *vals;   /* [REQS][KEYS_MAX][width] by position */
+    float *keys, *vals;   /* [REQS][KEYS_MAX][width] by position, exact in kv_type */
     bool used[REQS][KEYS_MAX];
     float *q, *sinks;
     struct weight kv_b;
@@ -36,6 +38,7 @@ struct shape {
 /* Shapes of each kind: odd head dims, groups, several lane counts. */
 extern const struct shape shapes_gqa[4], shapes_absorbed[2], shapes_full[2];
 
+enum dtype scene_type(const struct scene *s);
 /* Whether row r sees position p of its request's cache. */
 bool scene_sees(const struct scene *s, int r, int p);
 /* Sets `used` from the rows. */
@@ -49,7 +52,7 @@ void scene_oracle(const struct scene *s, float scale, double *out, double *lse);
 struct paged {
     int page, pages_max, n_page;
     int32_t *table; /* [REQS][pages_max] */
-    float *k, *v;
+    void *k, *v;    /* of the scene's kv_type */
 };
 
 struct paged paged_make(const struct scene *s, struct rng *r, int page);

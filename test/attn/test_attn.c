@@ -2,7 +2,9 @@
  * Method: cases are derived from the capability data of each registered CPU backend (kinds, roles,
  * masks, page sizes), against a naive oracle in double. The cache outside what rows may see is NaN,
  * the page table past the end names impossible pages, pages are shuffled. The same rows must give
- * the same bits with every page size, thread count and instruction set, alone or together. */
+ * the same bits with every page size, thread count and instruction set, alone or together. The
+ * oracle starts from what the cache's type keeps; how much that is of the values is a case of its
+ * own. */
 #include "test/attn/scene.h"
 
 #include <math.h>
@@ -38,9 +40,10 @@ static void scene_rows(struct scene *s, struct rng *r, int window, bool prefill)
 }
 
 static struct scene scene_make(struct rng *r, const struct shape *h, enum attn_kind kind,
-                               enum attn_mask mask, int window, bool prefill, bool extras)
+                               enum attn_mask mask, enum dtype kv_type, int window, bool prefill,
+                               bool extras)
 {
-    struct scene s = {.kind = kind, .mask = mask};
+    struct scene s = {.kind = kind, .mask = mask, .kv_type = kv_type};
     scene_rows(&s, r, window, prefill);
     scene_fill(&s, r, h, extras);
     return s;
@@ -93,9 +96,9 @@ static void check_scene(const struct t_devs *t, const struct attn_backend *b, st
                 }
                 char what[200];
                 snprintf(what, sizeof what,
-                         "%s %s mask %d heads %d/%d dims %d/%d page %d %s mode %d", b->name,
-                         role_name(role), (int)s->mask, s->n_head, s->n_kv, s->qk, s->v, g.page,
-                         t->name[i], mode);
+                         "%s %s %s mask %d heads %d/%d dims %d/%d page %d %s mode %d", b->name,
+                         dtype_name(s->kv_type), role_name(role), (int)s->mask, s->n_head, s->n_kv,
+                         s->qk, s->v, g.page, t->name[i], mode);
                 if (!ref) {
                     bool full = s->kind == ATTN_MLA_DECOMPRESSED;
                     t_close_to(what, out, want, no, full ? TOL_ATTN_FULL : TOL_ATTN);
@@ -117,7 +120,7 @@ static void check_scene(const struct t_devs *t, const struct attn_backend *b, st
     mem_free(ref_lse);
 }
 
-static void check_backend(const struct attn_backend *b, enum attn_kind kind,
+static void check_backend(const struct attn_backend *b, enum attn_kind kind, enum dtype kv_type,
                           const struct shape *shapes, int n)
 {
     struct t_devs t;
@@ -136,9 +139,11 @@ static void check_backend(const struct attn_backend *b, enum attn_kind kind,
                 if (role == TGT_PREFILL && mask != MASK_RANGE)
                     continue; /* up to 41 rows of one request: trees are checked in verify */
                 int window = i == 1 ? 37 : 0;
+                if (kv_type != DT_F32 && role != TGT_PREFILL && role != TGT_VERIFY)
+                    continue; /* roles differ in nothing that a type could touch */
                 bool extras = (i + role + mask) % 3 == 0;
-                struct scene s = scene_make(&r, &shapes[i], kind, (enum attn_mask)mask, window,
-                                            role == TGT_PREFILL, extras);
+                struct scene s = scene_make(&r, &shapes[i], kind, (enum attn_mask)mask, kv_type,
+                                            window, role == TGT_PREFILL, extras);
                 check_scene(&t, b, &s, (enum role)role, window, &r);
                 scene_free(&s);
             }
@@ -153,12 +158,58 @@ START_TEST(contract)
     /* a kind that has no shapes here has no test case yet: that fails */
     ck_assert_uint_eq(
         b->caps.kinds & ~(uint32_t)(ATTN_GQA | ATTN_MLA_ABSORBED | ATTN_MLA_DECOMPRESSED), 0);
-    if (b->caps.kinds & ATTN_GQA)
-        check_backend(b, ATTN_GQA, shapes_gqa, ARRAY_LEN(shapes_gqa));
-    if (b->caps.kinds & ATTN_MLA_ABSORBED)
-        check_backend(b, ATTN_MLA_ABSORBED, shapes_absorbed, ARRAY_LEN(shapes_absorbed));
-    if (b->caps.kinds & ATTN_MLA_DECOMPRESSED)
-        check_backend(b, ATTN_MLA_DECOMPRESSED, shapes_full, ARRAY_LEN(shapes_full));
+    for (int dt = 0; dt < DT_COUNT; dt++) {
+        enum dtype kv = (enum dtype)dt;
+        if (!(b->caps.kv_types >> dt & 1))
+            continue;
+        if (b->caps.kinds & ATTN_GQA)
+            check_backend(b, ATTN_GQA, kv, shapes_gqa, ARRAY_LEN(shapes_gqa));
+        if (b->caps.kinds & ATTN_MLA_ABSORBED)
+            check_backend(b, ATTN_MLA_ABSORBED, kv, shapes_absorbed, ARRAY_LEN(shapes_absorbed));
+        if (b->caps.kinds & ATTN_MLA_DECOMPRESSED)
+            check_backend(b, ATTN_MLA_DECOMPRESSED, kv, shapes_full, ARRAY_LEN(shapes_full));
+    }
+}
+END_TEST
+
+/* What an fp8 cache costs: attention over e4m3(k), e4m3(v) beside that over k and v, both in
+ * double. An element is off by at most 2^-4 of itself (half a unit of 3 bits), by 0.026 in the mean
+ * square: x in [1, 2) is off by u / sqrt(12), u = 1/8, and 1 / E(x^2) = 1 / 2.08 for values spread
+ * by their logarithm. Values of both signs average as their errors do, so the outputs keep that
+ * relative error; scores of unit keys and queries move by 0.026 at scale 1 / sqrt(qk), which
+ * changes weights by as little. Bound: 0.05 of the outputs' norm, and 2^-4 of the largest value and
+ * that again for the weights in any one element. */
+START_TEST(fp8_keeps)
+{
+    static const struct shape *const shapes[] = {&shapes_gqa[0], &shapes_absorbed[0]};
+    static const enum attn_kind kinds[] = {ATTN_GQA, ATTN_MLA_ABSORBED};
+    struct rng r = {17}, same = {17};
+    struct scene a = scene_make(&r, shapes[_i], kinds[_i], MASK_RANGE, DT_F32, 0, true, false);
+    struct scene b =
+        scene_make(&same, shapes[_i], kinds[_i], MASK_RANGE, DT_F8E4M3, 0, true, false);
+    size_t no = (size_t)a.rows * (size_t)a.n_head * (size_t)a.v;
+    size_t nl = (size_t)a.rows * (size_t)a.n_head;
+    double *x = mem_alloc(no * sizeof *x), *y = mem_alloc(no * sizeof *y);
+    double *lse = mem_alloc(nl * sizeof *lse), top = 0, sum = 0, diff = 0, worst = 0;
+    scene_oracle(&a, 1 / sqrtf((float)a.qk), x, lse);
+    scene_oracle(&b, 1 / sqrtf((float)a.qk), y, lse);
+    const float *v = a.kind == ATTN_GQA ? a.vals : a.keys;
+    for (int i = 0; i < REQS * KEYS_MAX * (a.kind == ATTN_GQA ? a.v_width : a.k_width); i++)
+        top = fabs((double)v[i]) > top ? fabs((double)v[i]) : top;
+    for (size_t i = 0; i < no; i++) {
+        sum += x[i] * x[i];
+        diff += (x[i] - y[i]) * (x[i] - y[i]);
+        worst = fabs(x[i] - y[i]) > worst ? fabs(x[i] - y[i]) : worst;
+    }
+    printf("fp8: outputs off by %.4f of their norm, at most %.4f of values within %.2f\n",
+           sqrt(diff / sum), worst, top);
+    ck_assert_msg(sqrt(diff / sum) < 0.05, "%g", sqrt(diff / sum));
+    ck_assert_msg(worst < top / 8, "%g of %g", worst, top);
+    mem_free(x);
+    mem_free(y);
+    mem_free(lse);
+    scene_free(&a);
+    scene_free(&b);
 }
 END_TEST
 
@@ -178,8 +229,9 @@ START_TEST(hidden_values)
     for (int mask = MASK_RANGE; mask <= MASK_TREE; mask *= 2) {
         struct rng r = {31};
         enum role role = mask == MASK_RANGE ? TGT_PREFILL : TGT_VERIFY;
+        enum dtype kv = kind == ATTN_GQA ? DT_F8E4M3 : DT_F32;
         struct scene s =
-            scene_make(&r, h, kind, (enum attn_mask)mask, 0, mask == MASK_RANGE, false);
+            scene_make(&r, h, kind, (enum attn_mask)mask, kv, 0, mask == MASK_RANGE, false);
         size_t row = (size_t)s.n_head * (size_t)s.v, no = (size_t)s.rows * row;
         float *clean = mem_alloc(no * sizeof *clean), *out = mem_alloc(no * sizeof *out);
         int compared = 0, touched = 0;
@@ -216,7 +268,7 @@ START_TEST(hidden_values)
                 }
                 scene_free(&s); /* without the poison again */
                 r.s = 31;
-                s = scene_make(&r, h, kind, (enum attn_mask)mask, 0, mask == MASK_RANGE, false);
+                s = scene_make(&r, h, kind, (enum attn_mask)mask, kv, 0, mask == MASK_RANGE, false);
             }
         ck_assert_int_gt(compared, 20 / (1 + SANITIZED));
         ck_assert_int_gt(touched, 20 / (1 + SANITIZED));
@@ -234,7 +286,7 @@ START_TEST(refusals)
     struct t_devs t;
     t_open(&t);
     struct rng r = {3};
-    struct scene s = scene_make(&r, &shapes_gqa[0], ATTN_GQA, MASK_RANGE, 0, false, false);
+    struct scene s = scene_make(&r, &shapes_gqa[0], ATTN_GQA, MASK_RANGE, DT_F32, 0, false, false);
     struct paged g = paged_make(&s, &r, 16);
     struct attn_need need = scene_need(&s, TGT_VERIFY, 16, 0);
     struct graph_dims dims = {REQS, REQS, s.rows, 8, g.pages_max, TGT_VERIFY};
@@ -274,6 +326,15 @@ START_TEST(refusals)
     WRONG(cp_rank, 1);
 #undef WRONG
     b->close(a);
+    need.kv_type = DT_F8E4M3;
+    ck_assert_int_eq(b->open(&a, t.d[0], &need, &dims, &e), OK);
+    ck_assert_int_eq(b->plan(a, &dims, &e), OK);
+    x = c;
+    x.kv_type = DT_F8E4M3;
+    x.v_scale = 0;
+    ck_assert_int_eq(b->run(a, &x, &e), E_INVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "scales"));
+    b->close(a);
     mem_free(out);
     paged_free(&g);
     scene_free(&s);
@@ -292,6 +353,7 @@ Suite *suite_attn(void)
     tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, contract, 0, n);
     tcase_add_loop_test(t, hidden_values, 0, n);
+    tcase_add_loop_test(t, fp8_keeps, 0, 2);
     suite_add_tcase(s, t);
     t = tcase_create("refusals");
     tcase_add_test(t, refusals);

@@ -103,6 +103,36 @@ static const struct attn_need needs[] = {
      .n_kv = 1,
      .dims = {80, 64},
      .cp = 1},
+    {.role = TGT_VERIFY,
+     .kind = ATTN_GQA,
+     .mask = MASK_TREE,
+     .kv_type = DT_F8E4M3,
+     .page = 16,
+     .n_head = 4,
+     .n_kv = 2,
+     .dims = {64, 64},
+     .q_len_max = 9,
+     .window = 30,
+     .cp = 1,
+     .sinks = true},
+    {.role = TGT_PREFILL,
+     .kind = ATTN_MLA_ABSORBED,
+     .mask = MASK_RANGE,
+     .kv_type = DT_F8E4M3,
+     .page = 16,
+     .n_head = 4,
+     .n_kv = 1,
+     .dims = {80, 64},
+     .cp = 1},
+    {.role = TGT_PREFILL,
+     .kind = ATTN_GQA,
+     .mask = MASK_RANGE,
+     .kv_type = DT_BF16,
+     .page = 16,
+     .n_head = 4,
+     .n_kv = 2,
+     .dims = {64, 64},
+     .cp = 1},
 };
 
 START_TEST(references)
@@ -123,7 +153,17 @@ END_TEST
 
 /* ---- spoiled runs ---- */
 
-enum spoil { FEW_KEYS, WRONG_PAGE, NO_TREE, NO_WINDOW, NO_SINKS, A_NAN, N_SPOILS };
+enum spoil {
+    FEW_KEYS,
+    WRONG_PAGE,
+    NO_TREE,
+    NO_WINDOW,
+    NO_SINKS,
+    NO_K_SCALE,
+    NO_V_SCALE,
+    A_NAN,
+    N_SPOILS
+};
 
 static enum spoil spoil;
 static const struct attn_backend *honest;
@@ -141,6 +181,10 @@ static int spoiled_run(struct attn *a, const struct attn_call *c, struct err *e)
         x.first = first;
     if (spoil == NO_SINKS)
         x.sinks = NULL;
+    if (spoil == NO_K_SCALE)
+        x.k_scale = 1;
+    if (spoil == NO_V_SCALE)
+        x.v_scale = 1;
     if (spoil == NO_TREE) { /* every earlier row is seen */
         uint64_t *anc = MEM_ARRAY(uint64_t, c->rows);
         for (int r = 0; r < c->rows; r++)
@@ -165,9 +209,10 @@ static int spoiled_run(struct attn *a, const struct attn_call *c, struct err *e)
 static const struct {
     enum spoil how;
     size_t need;
-} bad[] = {{FEW_KEYS, 0}, {FEW_KEYS, 1}, {FEW_KEYS, 5},  {WRONG_PAGE, 1}, {WRONG_PAGE, 3},
-           {NO_TREE, 2},  {NO_TREE, 6},  {NO_WINDOW, 3}, {NO_SINKS, 4},   {A_NAN, 0},
-           {A_NAN, 7},    {FEW_KEYS, 7}, {WRONG_PAGE, 7}};
+} bad[] = {{FEW_KEYS, 0},   {FEW_KEYS, 1},   {FEW_KEYS, 5},   {WRONG_PAGE, 1},
+           {WRONG_PAGE, 3}, {NO_TREE, 2},    {NO_TREE, 6},    {NO_WINDOW, 3},
+           {NO_SINKS, 4},   {A_NAN, 0},      {A_NAN, 7},      {FEW_KEYS, 7},
+           {WRONG_PAGE, 7}, {NO_K_SCALE, 8}, {NO_V_SCALE, 8}, {NO_K_SCALE, 9}};
 
 START_TEST(caught)
 {

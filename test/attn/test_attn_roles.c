@@ -62,7 +62,7 @@ START_TEST(frozen)
     }
     size_t kn = (size_t)(g.n_page * g.page * s.k_width),
            vn = (size_t)(g.n_page * g.page * s.v_width);
-    float *k0 = mem_dup(g.k, kn * sizeof *g.k), *v0 = vn ? mem_dup(g.v, vn * sizeof *g.v) : NULL;
+    float *k0 = mem_dup(g.k, kn * sizeof *k0), *v0 = vn ? mem_dup(g.v, vn * sizeof *v0) : NULL;
     need.role = c.role = DRF_FROZEN;
     need.q_len_max = 1;
     c.out = got;

@@ -39,12 +39,12 @@ START_TEST(selection)
     ck_assert_int_eq(attn_select(&b, "cpu", &n, "flash", &e), E_INVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "flash"));
     n = plain_need(); /* each miss is named, and all of them */
-    n.kv_type = DT_BF16;
+    n.kv_type = DT_F16;
     n.cp = 4;
     n.page = 32;
     n.n_head = 10;
     ck_assert_int_eq(attn_check(attn_backends[0], &n, &e), E_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(e.text, "bf16"));
+    ck_assert_ptr_nonnull(strstr(e.text, "f16"));
     ck_assert_ptr_nonnull(strstr(e.text, "4 context-parallel"));
     ck_assert_ptr_nonnull(strstr(e.text, "32 tokens"));
     ck_assert_ptr_nonnull(strstr(e.text, "10 query heads"));
@@ -240,8 +240,8 @@ START_TEST(drafter_roles)
                 odd.page = other;
                 refused(b, &odd, cuda ? "pages of 1 tokens" : "pages of 32 tokens");
                 odd = n[2];
-                odd.kv_type = DT_F8E4M3;
-                refused(b, &odd, "f8");
+                odd.kv_type = DT_F16;
+                refused(b, &odd, "f16");
                 odd = n[2];
                 odd.mask = (enum attn_mask)(MASK_RANGE | MASK_BLOCK);
                 refused(b, &odd, "not one mask");

@@ -86,12 +86,12 @@ static int open_rows(struct mrun *r, struct err *e)
     return dev_array(r, &r->logits, f * (size_t)r->info->vocab, e);
 }
 
-static int poison(struct mrun *r, float *pool, size_t n, struct err *e)
+/* NaN in every type of cache. */
+static int poison(struct mrun *r, void *pool, size_t bytes, struct err *e)
 {
-    float *nan = MEM_ARRAY(float, n);
-    for (size_t i = 0; i < n; i++)
-        nan[i] = NAN;
-    int ret = r->ops->copy_in(r->d, pool, nan, n * sizeof(float), e);
+    void *nan = mem_alloc(bytes);
+    memset(nan, 0xff, bytes);
+    int ret = r->ops->copy_in(r->d, pool, nan, bytes, e);
     mem_free(nan);
     return ret;
 }
@@ -115,13 +115,14 @@ static int open_pool(struct mrun *r, struct err *e)
         const struct kv_group *k = &r->info->group[g];
         struct kv_view *v = &r->kv.view[g];
         size_t rows = (size_t)k->n_layer * (size_t)v->n_page * (size_t)v->page;
+        size_t size = dtype_size(k->dt);
         int n = r->c.n_slot * v->pages_max;
         r->table[g] = MEM_ARRAY(int32_t, n);
         for (int i = 0; i < n; i++)
             r->table[g][i] = INT32_MAX;
-        TRY(poison(r, v->k, rows * (size_t)k->k_width, e));
+        TRY(poison(r, v->k, rows * (size_t)k->k_width * size, e));
         if (v->v)
-            TRY(poison(r, v->v, rows * (size_t)k->v_width, e));
+            TRY(poison(r, v->v, rows * (size_t)k->v_width * size, e));
     }
     return OK;
 }
@@ -141,6 +142,7 @@ int mrun_open(struct mrun *r, const char *dir, const struct mrun_conf *c, struct
         TRY_OUT(model_open_draft(&r->m, &r->c.model, c->target->m, e));
     else
         TRY_OUT(model_open_mtp(&r->m, c->target->m, e));
+    model_kv_dtype(r->m, c->kv_dtype ? c->kv_dtype : r->ops->kv_dtype);
     r->info = model_info(r->m);
     TRY_OUT(r->ops->open(&r->d, &(struct dev_conf){.threads = r->c.threads}, e));
     TRY_OUT(model_place(r->m, r->ops, r->d, r->c.rows_max, r->c.len_max, e));

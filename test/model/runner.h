@@ -12,6 +12,7 @@ struct mrun_conf {
     int rows_max, len_max;   /* of one call; of a sequence */
     int n_slot;              /* sequences, slot 0 included; 0: 4 */
     enum attn_kind mla_form; /* 0: absorbed */
+    enum dtype kv_dtype;     /* DT_NONE: the device's */
     uint64_t seed;           /* of the page order */
     struct mrun *target;     /* this is its drafter: DIR is the drafter's, NULL: next-token layer */
     struct model_conf model; /* dummy, n_layer, threads; path is DIR */

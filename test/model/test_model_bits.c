@@ -2,7 +2,7 @@
  * alone. Method: every row of a prompt, bit by bit, against one run (one chunk, pages of 16, one
  * thread): by chunks {1, 7, 64, 512}, pages {1, 16, 64}, threads {1, 2}; as decode steps; as one of
  * several verify rows; among random rows of other sequences and padding, in random order; and
- * after its pages were given up and computed again. */
+ * after its pages were given up and computed again; over caches of every type. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +23,7 @@ static const char *const variants[] = {"llama3",       "llama-linear", "llama-ti
 
 struct fix {
     struct gen g;
+    enum dtype kv; /* of the cache; DT_NONE: the device's */
     int32_t tok[LEN];
     int vocab;
     float *want, *got; /* [LEN][vocab] */
@@ -34,14 +35,15 @@ static void open_run(struct mrun *r, const struct fix *x, struct mrun_conf c)
     c.rows_max = 512;
     c.len_max = LEN;
     c.n_slot = N_SLOT;
+    c.kv_dtype = x->kv;
     ck_assert_msg(mrun_open(r, x->g.dir, &c, &e) == OK, "%s", e.text);
 }
 
-static void fix_open(struct fix *x, const char *name, enum attn_kind form)
+static void fix_open(struct fix *x, const char *name, enum attn_kind form, enum dtype kv)
 {
     struct mrun r;
     struct err e = {0};
-    *x = (struct fix){0};
+    *x = (struct fix){.kv = kv};
     gen_open(&x->g, name);
     if (x->g.config)
         gen_write(&x->g, 1);
@@ -167,10 +169,10 @@ static void recomputed(struct fix *x, const char *name)
     mrun_close(&r);
 }
 
-static void all_ways(const char *name)
+static void all_ways(const char *name, enum dtype kv)
 {
     struct fix x;
-    fix_open(&x, name, ATTN_MLA_ABSORBED);
+    fix_open(&x, name, ATTN_MLA_ABSORBED, kv);
     by_chunks(&x, name, ATTN_MLA_ABSORBED);
     as_verify_rows(&x, name, 1);
     as_verify_rows(&x, name, 5);
@@ -185,14 +187,28 @@ START_TEST(rows_depend_on_prefix_alone)
 {
     if (SANITIZED && _i % 3)
         return;
-    all_ways(variants[_i]);
+    all_ways(variants[_i], DT_NONE);
+}
+END_TEST
+
+static const struct {
+    const char *name;
+    enum dtype kv;
+} caches[] = {{"qwen3-window", DT_F8E4M3}, {"ds-v3-half", DT_F8E4M3}, {"demo-qwen3", DT_F8E4M3},
+              {"demo", DT_F8E4M3},         {"llama3", DT_BF16},       {"ds-v3-llama3", DT_BF16}};
+
+/* The same over caches of other types: what a row keeps is rounded alone. */
+START_TEST(other_caches)
+{
+    if (!SANITIZED || _i < 2)
+        all_ways(caches[_i].name, caches[_i].kv);
 }
 END_TEST
 
 START_TEST(decompressed_rows)
 {
     struct fix x;
-    fix_open(&x, "ds-v3", ATTN_MLA_DECOMPRESSED);
+    fix_open(&x, "ds-v3", ATTN_MLA_DECOMPRESSED, DT_NONE);
     by_chunks(&x, "ds-v3", ATTN_MLA_DECOMPRESSED);
     fix_close(&x);
 }
@@ -204,7 +220,7 @@ START_TEST(another_prefix_differs)
     struct fix x;
     struct mrun r;
     struct err e = {0};
-    fix_open(&x, "qwen3", ATTN_MLA_ABSORBED);
+    fix_open(&x, "qwen3", ATTN_MLA_ABSORBED, DT_NONE);
     open_run(&r, &x, (struct mrun_conf){0});
     x.tok[0] = (x.tok[0] + 1) % x.vocab;
     ck_assert_msg(mrun_prefill(&r, 1, x.tok, 0, LEN, 64, x.got, &e) == OK, "%s", e.text);
@@ -221,6 +237,7 @@ Suite *suite_model_bits(void)
     TCase *t = tcase_create("rows");
     tcase_set_timeout(t, 240);
     tcase_add_loop_test(t, rows_depend_on_prefix_alone, 0, (int)ARRAY_LEN(variants));
+    tcase_add_loop_test(t, other_caches, 0, (int)ARRAY_LEN(caches));
     tcase_add_test(t, decompressed_rows);
     tcase_add_test(t, another_prefix_differs);
     suite_add_tcase(s, t);

@@ -84,6 +84,7 @@ void case_kv_move(const struct t_devs *t, struct rng *r)
         for (int round = 0; round < 5; round++) {
             kv_move_one(t, r, pages[k], DT_F32);
             kv_move_one(t, r, pages[k], DT_BF16);
+            kv_move_one(t, r, pages[k], DT_F8E4M3);
         }
 }
 

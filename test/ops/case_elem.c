@@ -143,10 +143,31 @@ void case_kv_write(const struct t_devs *t, struct rng *r)
     for (int i = 0; i < R; i++)
         if (wslot[i] >= 0)
             memcpy(want + wslot[i] * W, x + i * LD, W * sizeof(float));
-    struct op_kv_write a = {cache, DT_F32, x, wslot, R, W, LD};
+    x[4] = NAN;
+    x[5] = -0.0f;
+    x[LD * 2 + 3] = INFINITY; /* fp8: saturates */
+    x[LD * 2 + 7] = -300;
+    memcpy(want + 3 * W, x, W * sizeof(float));
+    memcpy(want + 39 * W, x + LD * 2, W * sizeof(float));
+    struct op_kv_write a = {cache, DT_F32, x, wslot, R, W, LD, 0.25f};
     struct t_out o = {cache, SLOTS * W * sizeof(float)};
     t_everywhere(t, "kv_write", t_call_kv_write, &a, &o, 1);
     t_same_bits("kv_write", want, cache, o.bytes);
+    static const enum dtype types[] = {DT_BF16, DT_F8E4M3};
+    for (int k = 0; k < 2; k++) {
+        a.dt = types[k];
+        o.bytes = SLOTS * W * dtype_size(a.dt);
+        memset(cache, 0x5a, o.bytes);
+        memset(want, 0x5a, o.bytes);
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < W && wslot[i] >= 0; j++)
+                dtype_store(want, a.dt, wslot[i] * W + j, x[i * LD + j] * (k ? 4 : 1));
+        t_everywhere(t, "kv_write", t_call_kv_write, &a, &o, 1);
+        t_same_bits("kv_write", want, cache, o.bytes);
+        ck_assert(dtype_load(cache, a.dt, 39 * W + 3) == (k ? 448 : INFINITY));
+        ck_assert(dtype_load(cache, a.dt, 39 * W + 7) == (k ? -448 : -300));
+        ck_assert_float_nan(dtype_load(cache, a.dt, 3 * W + 4));
+    }
     mem_free(cache);
     mem_free(x);
     mem_free(want);

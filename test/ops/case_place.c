@@ -38,6 +38,23 @@ static void turn_oracle(double *x, const float *cs, const float *sn, int pos, in
     }
 }
 
+/* A cache of another type holds what the fp32 one does, converted; other slots keep 0x5a. */
+static void same_cache(const char *what, const void *got, enum dtype dt, float scale,
+                       const float *plain, const int32_t *wslot, int width)
+{
+    size_t bytes = (size_t)(SLOTS * width) * dtype_size(dt);
+    float inv = dt == DT_F8E4M3 ? 1 / scale : 1;
+    void *want = mem_alloc(bytes);
+    memset(want, 0x5a, bytes);
+    for (int r = 0; r < R; r++)
+        for (int i = wslot[r] * width; wslot[r] >= 0 && i < (wslot[r] + 1) * width; i++)
+            dtype_store(want, dt, i, plain[i] * inv);
+    t_same_bits(what, want, got, bytes);
+    mem_free(want);
+}
+
+static const enum dtype g_caches[] = {DT_BF16, DT_F8E4M3};
+
 static double *doubles(const float *x, size_t n)
 {
     double *d = mem_alloc(n * sizeof *d);
@@ -57,6 +74,8 @@ static void qkv_case(const struct t_devs *t, struct rng *r, int nh, int nkv, int
     float *v = t_randf(r, (size_t)(R * ldv), 2);
     float *cs = t_randf(r, (size_t)(POS * hd / 2), 1), *sn = t_randf(r, (size_t)(POS * hd / 2), 1);
     float *kc = t_randf(r, (size_t)(SLOTS * nk), 1), *vc = t_randf(r, (size_t)(SLOTS * nk), 1);
+    float *q0 = mem_dup(q, sizeof *q * (size_t)(R * ldq));
+    float *k0 = mem_dup(k, sizeof *k * (size_t)(R * ldk));
     double *wq = doubles(q, (size_t)(R * ldq)), *wk = doubles(kc, (size_t)(SLOTS * nk)),
            *wv = doubles(vc, (size_t)(SLOTS * nk));
     for (int i = 0; i < 2; i++)
@@ -98,7 +117,9 @@ static void qkv_case(const struct t_devs *t, struct rng *r, int nh, int nkv, int
                              .ldq = ldq,
                              .ldk = ldk,
                              .ldv = ldv,
-                             .eps = 1e-6f};
+                             .eps = 1e-6f,
+                             .k_scale = 0.07f,
+                             .v_scale = 0.002f};
     if (norm_on) {
         a.q_norm = norm[0];
         a.k_norm = norm[1];
@@ -114,6 +135,26 @@ static void qkv_case(const struct t_devs *t, struct rng *r, int nh, int nkv, int
     t_close_to("qkv_place q", q, wq, (size_t)(R * ldq), tol);
     t_close_to("qkv_place k", kc, wk, (size_t)(SLOTS * nk), tol);
     t_close_to("qkv_place v", vc, wv, (size_t)(SLOTS * nk), TOL_EXACT);
+    float *wantq = mem_dup(q, o[0].bytes);
+    void *pk = mem_alloc(o[2].bytes), *pv = mem_alloc(o[3].bytes);
+    for (size_t i = 0; i < ARRAY_LEN(g_caches); i++) {
+        memcpy(q, q0, o[0].bytes);
+        memcpy(k, k0, o[1].bytes);
+        memset(pk, 0x5a, o[2].bytes);
+        memset(pv, 0x5a, o[3].bytes);
+        a.dt = g_caches[i];
+        a.k_cache = o[2].p = pk;
+        a.v_cache = o[3].p = pv;
+        t_everywhere(t, "qkv_place", t_call_qkv_place, &a, o, 4);
+        t_same_bits("qkv_place q", wantq, q, o[0].bytes);
+        same_cache("qkv_place k", pk, a.dt, a.k_scale, kc, wslot, nk);
+        same_cache("qkv_place v", pv, a.dt, a.v_scale, vc, wslot, nk);
+    }
+    mem_free(wantq);
+    mem_free(pk);
+    mem_free(pv);
+    mem_free(q0);
+    mem_free(k0);
     for (int i = 0; i < 2; i++) {
         t_weight_free(&norm[i]);
         mem_free(nv[i]);
@@ -152,6 +193,8 @@ static void mla_case(const struct t_devs *t, struct rng *r, int heads, int nope,
     float *cs = t_randf(r, (size_t)(POS * rope / 2), 1),
           *sn = t_randf(r, (size_t)(POS * rope / 2), 1),
           *cache = t_randf(r, (size_t)(SLOTS * width), 1);
+    float *kv0 = mem_dup(kv, sizeof *kv * (size_t)(R * ldkv));
+    float *q0 = mem_dup(q, sizeof *q * (size_t)(R * ldq));
     double *wo = doubles(out, (size_t)(R * ldo)), *wc = doubles(cache, (size_t)(SLOTS * width));
     place_rows(r, pos, wslot);
     for (int row = 0; row < R; row++) {
@@ -190,6 +233,7 @@ static void mla_case(const struct t_devs *t, struct rng *r, int heads, int nope,
                              .ldo = ldo,
                              .out_stride = stride,
                              .eps = 1e-6f,
+                             .scale = 0.11f,
                              .interleaved = interleaved};
     struct t_out o[3] = {{out, sizeof(float) * (size_t)(R * ldo)},
                          {kv, sizeof(float) * (size_t)(R * ldkv)},
@@ -199,6 +243,22 @@ static void mla_case(const struct t_devs *t, struct rng *r, int heads, int nope,
     tol.abs = 4e-6; /* differences of products cancel */
     t_close_to("mla_place q", out, wo, (size_t)(R * ldo), tol);
     t_close_to("mla_place cache", cache, wc, (size_t)(SLOTS * width), tol);
+    float *want = mem_dup(out, o[0].bytes);
+    void *packed = mem_alloc(o[2].bytes);
+    for (size_t i = 0; i < ARRAY_LEN(g_caches); i++) {
+        memcpy(q, q0, sizeof *q * (size_t)(R * ldq));
+        memcpy(kv, kv0, o[1].bytes);
+        memset(packed, 0x5a, o[2].bytes);
+        a.dt = g_caches[i];
+        a.cache = o[2].p = packed;
+        t_everywhere(t, "mla_place", t_call_mla_place, &a, o, 3);
+        t_same_bits("mla_place q", want, out, o[0].bytes);
+        same_cache("mla_place cache", packed, a.dt, a.scale, cache, wslot, width);
+    }
+    mem_free(want);
+    mem_free(packed);
+    mem_free(kv0);
+    mem_free(q0);
     t_weight_free(&norm);
     mem_free(nv);
     mem_free(kv);

@@ -1,6 +1,7 @@
 /* Goal: the device contract of kernels/device.h on the CPU: memory, counters, recording, and the
  * thread pool under many small jobs. Method: direct calls; CHECK failures by signal. */
 #include <check.h>
+#include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -8,7 +9,9 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/base/rng.h"
 #include "kernels/cpu/internal.h"
+#include "test/model/gen.h" /* SANITIZED */
 
 static struct dev *open_dev(int threads)
 {
@@ -192,6 +195,60 @@ START_TEST(dtypes)
 }
 END_TEST
 
+/* fp32 to e4m3 against the nearest of all codes, ties to the even one: on every bf16 value, on
+ * every value halfway between two codes and the floats beside it, and on random bits. */
+static void f8_check(float f)
+{
+    uint8_t got = dtype_f32_to_f8e4m3(f);
+    if (f != f) {
+        ck_assert_uint_eq(got, 0x7f);
+        return;
+    }
+    double best = INFINITY, x = fabs((double)f) > 448 ? 448 : fabs((double)f);
+    int want = -1;
+    for (int c = 0; c < 0x7f; c++) {
+        double d = fabs((double)dtype_f8e4m3_to_f32((uint8_t)c) - x);
+        if (d < best || (d == best && c % 2 == 0)) {
+            best = d;
+            want = c;
+        }
+    }
+    ck_assert_msg(got == (want | (signbit(f) ? 0x80 : 0)), "%a: %#x, not %#x", (double)f, got,
+                  want);
+}
+
+START_TEST(to_f8)
+{
+    struct rng r = {5};
+    for (uint32_t h = 0; h < 65536; h += 1 + 6 * SANITIZED)
+        f8_check(dtype_bf16_to_f32((uint16_t)h));
+    for (int c = 0; c < 0x7e; c++) {
+        float a = dtype_f8e4m3_to_f32((uint8_t)c), b = dtype_f8e4m3_to_f32((uint8_t)(c + 1));
+        float mid = (a + b) / 2;
+        float all[] = {a, b, mid, nextafterf(mid, 0), nextafterf(mid, 1000)};
+        for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+            f8_check(all[i]);
+            f8_check(-all[i]);
+        }
+        ck_assert_uint_eq(dtype_f32_to_f8e4m3(a), c);
+    }
+    for (int i = 0; i < 50000; i++) {
+        uint32_t u = (uint32_t)rng_u64(&r);
+        if (i % 2) /* around the range */
+            u = (u & 0x807fffffu) | (110 + (u >> 23 & 31)) << 23;
+        float f;
+        memcpy(&f, &u, 4);
+        f8_check(f);
+    }
+    ck_assert_uint_eq(dtype_f32_to_f8e4m3(INFINITY), 0x7e);
+    ck_assert_uint_eq(dtype_f32_to_f8e4m3(-INFINITY), 0xfe);
+    ck_assert_uint_eq(dtype_f32_to_f8e4m3(-0.0f), 0x80);
+    uint8_t one = 0;
+    dtype_store(&one, DT_F8E4M3, 0, -1.0f);
+    ck_assert_float_eq(dtype_load(&one, DT_F8E4M3, 0), -1);
+}
+END_TEST
+
 /* Vector conversions equal the scalar definitions, for every bit pattern. */
 START_TEST(conversions)
 {
@@ -244,6 +301,7 @@ Suite *suite_device(void)
     tcase_add_test(t, recording);
     tcase_add_test(t, pool);
     tcase_add_test(t, dtypes);
+    tcase_add_test(t, to_f8);
     tcase_add_test(t, conversions);
     suite_add_tcase(s, t);
     return s;

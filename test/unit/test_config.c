@@ -38,6 +38,7 @@ START_TEST(defaults)
     ck_assert(!ec.overlap_off);
     ck_assert_int_eq(ec.max_num_batched_tokens, 0);
     ck_assert_double_eq(ec.gpu_memory_utilization, 0.9);
+    ck_assert_str_eq(ec.kv_cache_dtype, "auto");
     ck_assert_uint_eq(ec.n_allow_eager, 0);
     config_done(&c);
     ck_assert_int_eq(parse(&c, &e, CMD_GENERATE, NULL, NULL, NULL), OK);
@@ -70,12 +71,14 @@ START_TEST(speculation)
                         (char *)(uintptr_t) "--spec-tokens=12",
                         (char *)(uintptr_t) "--spec-ngram-min=2",
                         (char *)(uintptr_t) "--spec-ngram-max=5",
-                        (char *)(uintptr_t) "--draft-attention-backend=x"};
+                        (char *)(uintptr_t) "--draft-attention-backend=x",
+                        (char *)(uintptr_t) "--kv-cache-dtype=fp8"};
         ck_assert_msg(config_parse(&c, cmds[i], ARRAY_LEN(argv), argv, &e) == OK, "%s", e.text);
         config_engine(&c, &ec);
         ck_assert_str_eq(ec.speculative, "eagle3");
         ck_assert_str_eq(ec.draft, "d/");
         ck_assert_str_eq(ec.draft_attention_backend, "x");
+        ck_assert_str_eq(ec.kv_cache_dtype, "fp8");
         ck_assert_int_eq(ec.spec_steps, 3);
         ck_assert_int_eq(ec.spec_topk, 4);
         ck_assert_int_eq(ec.spec_tokens, 12);
@@ -237,9 +240,9 @@ START_TEST(help)
     struct buf b = {0}, m = {0};
     config_help(&b, CMD_SERVE);
     config_markdown(&m, CMD_SERVE);
-    static const char *const names[] = {
-        "model",         "port",    "api-key",         "max-num-seqs",
-        "drain-timeout", "overlap", "kv-cache-tokens", "sse-ping-interval"};
+    static const char *const names[] = {"model",           "port",           "api-key",
+                                        "max-num-seqs",    "drain-timeout",  "overlap",
+                                        "kv-cache-tokens", "kv-cache-dtype", "sse-ping-interval"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char want[64];
         snprintf(want, sizeof want, "--%s ", names[i]);

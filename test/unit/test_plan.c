@@ -209,6 +209,66 @@ START_TEST(matrix)
 }
 END_TEST
 
+/* The memory plan follows the type of the cache, the drafter's too; backends that do not read it
+ * say so. */
+START_TEST(kv_types)
+{
+    static const struct {
+        const char *name, *word;
+        double share;
+    } types[] = {{"auto", "f32", 1},
+                 {"f32", "f32", 1},
+                 {"bf16", "bf16", 0.5},
+                 {"fp8", "f8e4m3", 0.25},
+                 {"fp8_e4m3", "f8e4m3", 0.25}};
+    struct buf b = {0};
+    struct err e = {0};
+    struct engine_conf c = small;
+    double kv = 0, drafter = 0;
+    c.speculative = "mtp";
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        char want[96];
+        c.kv_cache_dtype = types[i].name;
+        buf_reset(&b);
+        ck_assert_msg(engine_plan(&c, &b, &e) == OK, "%s", e.text);
+        kv = i ? kv : mib(&b, "  kv group 0");
+        drafter = i ? drafter : mib(&b, "  drafter kv ");
+        snprintf(want, sizeof want, " %s\n", types[i].word);
+        has(&b, want);
+        ck_assert_double_eq_tol(mib(&b, "  kv group 0"), kv * types[i].share, 0.01);
+        ck_assert_double_eq_tol(mib(&b, "  drafter kv "), drafter * types[i].share, 0.01);
+        lacks(&b, i > 1 ? " f32\n" : " bf16\n");
+        if (types[i].share < 1) {
+            snprintf(want, sizeof want, "ref-mla-full  kv cache of type %s is not offered",
+                     types[i].word);
+            has(&b, want);
+        }
+    }
+    c.attention_backend = "ref-mla-full";
+    buf_reset(&b);
+    ck_assert_int_eq(engine_plan(&c, &b, &e), E_UNSUPPORTED);
+    ck_assert_msg(strstr(e.text, "kv cache of type f8e4m3") != NULL, "%s", e.text);
+    c.kv_cache_dtype = "fp8_e5m2";
+    ck_assert_int_eq(engine_plan(&c, &b, &e), E_INVAL);
+    ck_assert_msg(strstr(e.text, "fp8_e5m2") != NULL, "%s", e.text);
+    /* fewer bytes a token: more of them in the same memory */
+    struct engine *g;
+    c = small;
+    c.model = "configs/models/demo-qwen3";
+    c.kv_cache_dtype = "fp8";
+    ck_assert_msg(engine_open(&g, &c, NULL, NULL, &e) == OK, "%s", e.text);
+    ck_assert_str_eq(engine_info(g)->kv_dtype, "f8e4m3");
+    int64_t each = engine_info(g)->kv_token_bytes;
+    engine_close(g);
+    c.kv_cache_dtype = NULL;
+    ck_assert_msg(engine_open(&g, &c, NULL, NULL, &e) == OK, "%s", e.text);
+    ck_assert_str_eq(engine_info(g)->kv_dtype, "f32");
+    ck_assert_int_eq(engine_info(g)->kv_token_bytes, 4 * each);
+    engine_close(g);
+    buf_done(&b);
+}
+END_TEST
+
 enum { N_BAD = 8 };
 
 /* What engine_open refuses, plan refuses with the same words. */
@@ -357,6 +417,7 @@ Suite *suite_plan(void)
     tcase_add_test(t, speculation);
     tcase_add_loop_test(t, refused_speculation, 0, (int)ARRAY_LEN(bad_spec));
     tcase_add_test(t, matrix);
+    tcase_add_test(t, kv_types);
     tcase_add_loop_test(t, refusals, 0, N_BAD);
     tcase_add_test(t, large_shape);
     tcase_add_test(t, ids_only);

@@ -4,7 +4,8 @@
  * Method: a set of requests that covers every sampling feature, stop strings and token limits at
  * every index of a block, is run once without speculation; every other engine must give the same.
  * What a drafter does wrong shows as a difference; that drafts are used at all is checked by
- * counts: the oracle's must all be accepted, the adversary's last never. */
+ * counts: the oracle's must all be accepted, the adversary's last never. A diagonal of the cases
+ * has fp8 or bf16 caches. */
 #include <check.h>
 #include <math.h>
 #include <stdio.h>
@@ -50,6 +51,7 @@ struct rig {
 };
 
 static struct gen model;
+static const char *kv_type; /* of every engine of a test; NULL: auto */
 static int32_t truth[REQS][OUT_MAX];
 static struct buf truth_text[REQS];
 
@@ -65,6 +67,7 @@ static struct rig *rig_open(struct engine_conf c)
     waker_init(&m->waker);
     c.model = model.dir;
     c.device = "cpu";
+    c.kv_cache_dtype = kv_type;
     c.spec_check_off = true; /* the drafters here are bad on purpose */
     c.threads = c.threads ? c.threads : 1;
     c.max_model_len = c.max_model_len ? c.max_model_len : 128;
@@ -345,6 +348,12 @@ static struct engine_conf conf_of(const struct shape *s)
                                 .spec_tokens = s->tokens};
 }
 
+/* Caches that are not the device's own, on a diagonal of families, shapes and drafters. */
+static const char *type_of(int i)
+{
+    return i % 4 == 1 ? "fp8" : i % 8 == 3 ? "bf16" : NULL;
+}
+
 /* Every drafter on one shape: roomy, alone, in a tiny pool, with one step in flight. */
 static void all_drafters(const struct rig *want, const struct shape *sh)
 {
@@ -388,6 +397,7 @@ START_TEST(any_drafter)
     if (_i % ROUNDS_PART)
         return;
     model_make(families[_i / n]);
+    kv_type = type_of(_i + _i / n);
     struct rig *want = reference();
     all_drafters(want, &shapes[k]);
     reference_done(want);
@@ -425,6 +435,7 @@ START_TEST(real_drafters)
     const struct real *r = &reals[_i];
     bool lookup = !strcmp(r->method, "ngram"), self = r->draft && !strcmp(r->draft, "self");
     model_make(r->target);
+    kv_type = _i < 2 ? "fp8" : NULL;
     if (r->draft && !self) {
         head_make(&head, &heads[0]);
         gen_write(&head, 1);
