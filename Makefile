@@ -82,6 +82,8 @@ test: $(B)/specd_test $(B)/specd $(B)/link ## C tests, no network (T=suite or T=
 	$(RUN_ENV) TEST_JOBS=$(if $(T),1,$(JOBS)) CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SAN_$(MODE)),5,1) timeout 1500 $(B)/specd_test
 test-gpu: $(B)/specd_test_gpu ## the contracts on a GPU, against the CPU device (no GPU is a failure)
 	timeout 600 $(B)/specd_test_gpu
+sanitize-gpu: $(B)/specd_test_gpu ## the same at small sizes under compute-sanitizer: memory, initialisation, races
+	sh scripts/sanitize_gpu.sh
 asan tsan: ## the same tests under address+undefined or thread sanitizer
 	$(MAKE) MODE=$@ CUDA=0 test T=$(T)
 test-real: ## a real public model against transformers (downloads)
@@ -113,5 +115,5 @@ clean: ## remove build output
 help: ## this list
 	@sed -nE 's/^([a-z][a-z -]*):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 FORCE:
-.PHONY: all test test-gpu test-real asan tsan bench trace fuzz check format install clean help FORCE
+.PHONY: all test test-gpu sanitize-gpu test-real asan tsan bench trace fuzz check format install clean help FORCE
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

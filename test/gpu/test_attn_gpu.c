@@ -204,7 +204,8 @@ START_TEST(attention)
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         for (int variant = 0; variant < 3; variant++)
-            check_case(&cases[i], &g_rows[_i], variant);
+            if (!twin_small() || variant == (int)i % 3)
+                check_case(&cases[i], &g_rows[_i], variant);
 }
 END_TEST
 
@@ -246,7 +247,7 @@ static void ragged_make(struct ragged *w, struct rng *g, enum role role, enum at
     int turn = (int)rng_below(g, REQ);
     *w = (struct ragged){.mask = mask, .role = role, .qlen = qlen};
     for (int i = 0; i < REQ; i++) {
-        int s = 1 + (i + turn) % REQ, base = keys[s - 1];
+        int s = 1 + (i + turn) % REQ, base = keys[s - 1] % (twin_small() ? 900 : POS);
         int n = i == 0 ? qlen : 1 + (int)rng_below(g, (uint64_t)qlen);
         if (qlen > 16)
             n = s == 5 ? qlen : s == 6 ? 20 : n / 4 + 1;
@@ -510,7 +511,7 @@ START_TEST(bf16_caches)
     static const struct attn_dims some[] = {{64, 64}, {128, 128}, {576, 512}};
     static const int gqa_heads[][2] = {{8, 2}, {4, 4}, {14, 2}, {16, 1}};
     static const int mla_heads[] = {16, 8, 40};
-    int n = 0, turn = 0, index = _i;
+    int n = 0, turn = 0, index = _i, small = twin_small();
     while (strcmp(attn_backends[n]->device, "cuda") != 0 ||
            !(attn_backends[n]->caps.kv_types >> DT_BF16 & 1) || index-- > 0)
         n++;
@@ -531,14 +532,17 @@ START_TEST(bf16_caches)
                 bool full = role == TGT_VERIFY || role == TGT_PREFILL;
                 if (!full && !prefill && mask != 1 << (role + d) % 3)
                     continue; /* masks of the other roles take turns */
-                for (int i = 0; i < (full ? 4 : 1); i++, turn++) {
+                for (int i = small; i < (full && !small ? 4 : 1 + small); i++, turn++) {
                     static const int qlens[] = {1, 4, 16, 7};
                     struct bf16_case k = {.b = b, .page = 16 << turn % 3, .variant = turn % 4 % 3};
                     k.dims = dims;
                     k.heads = mla ? mla_heads[turn % 3] : gqa_heads[turn % 4][0];
                     k.kv = mla ? 1 : gqa_heads[turn % 4][1];
                     ragged_make(w, &t.rng, (enum role)role, (enum attn_mask)mask,
-                                prefill ? 150 : qlens[i], i % 2 ? 33 : 0);
+                                !prefill ? qlens[i]
+                                : small  ? 40
+                                         : 150,
+                                i % 2 ? 33 : 0);
                     check_bf16(&k, w, &t);
                 }
             }

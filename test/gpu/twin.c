@@ -1,9 +1,16 @@
 /* See twin.h. */
 #include "test/gpu/twin.h"
 
+#include <stdlib.h>
+
 #include "engine/base/mem.h"
 
 #define MUST(call) ck_assert_msg((call) == OK, "%s: %s", #call, e.text)
+
+bool twin_small(void)
+{
+    return getenv("GPU_SMALL") != NULL;
+}
 
 void twins_open(struct twins *t)
 {

@@ -28,6 +28,8 @@ struct twins {
     struct rng rng;
 };
 
+/* GPU_SMALL=1, for compute-sanitizer: every kernel runs, large sizes and repetitions do not. */
+bool twin_small(void);
 void twins_open(struct twins *t);
 void twins_close(struct twins *t);
 /* Frees the ones from `first` on. */
