@@ -1,13 +1,14 @@
-/* Goal: where the time of a speculative decode step goes on a GPU when no draft is right, and what
- * its structure gives: one launch or two, a round as one graph or draft-extend eagerly and the loop
+/* Goal: where the time of a decode step goes on a GPU when no draft is right, and what its
+ * structure gives: one launch or two, a round as one graph or draft-extend eagerly and the loop
  * as a graph, everything eagerly, one step in flight or two. Method: a runner with generated
  * weights (or a checkpoint), random KV of `--context` tokens a request put there without a prefill;
  * times are the device's own stamps inside the launches, medians of `--reps` steps. One JSON object
- * a line: ms from the start of a step to that of the next, its parts, and the pause between steps.
+ * a line: ms from the start of a step to that of the next, its parts, and the pause from the end of
+ * a step to the start of the next. `--mode NAME` runs that mode alone; a method without a drafting
+ * model (ngram) has those without drafts only.
  *
- *   bench_spec_gpu --model configs/shapes/llama-3.1-8b.json --draft
- * configs/shapes/llama-3.1-8b-eagle3.json
- *                  --method eagle3 --steps 5 --batch 1,16,64 */
+ *   bench_spec_gpu --model configs/shapes/llama-3.1-8b.json --method eagle3 --steps 5
+ *                  --draft configs/shapes/llama-3.1-8b-eagle3.json --batch 1,16,64 */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,6 +161,7 @@ struct mode {
 static const struct mode modes[] = {
     {"no drafts", true, false, false, false, false},
     {"no drafts, overlap", true, false, false, false, true},
+    {"no drafts, eager", true, false, false, true, false},
     {"one launch", false, false, false, false, false},
     {"one launch, overlap", false, false, false, false, true},
     {"two launches", false, true, false, false, false},
@@ -175,10 +177,10 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(double *v, int n)
+static double quantile(double *v, int n, double q)
 {
     qsort(v, (size_t)n, sizeof *v, by_value);
-    return n ? v[n / 2] : 0;
+    return n ? v[(int)(q * (double)(n - 1) + 0.5)] : 0;
 }
 
 static void submit(struct bench *b, const struct mode *m, int reqs, int at)
@@ -194,7 +196,7 @@ static void submit(struct bench *b, const struct mode *m, int reqs, int at)
     s->n_req = reqs;
     s->n_draft = m->plain ? 0 : reqs;
     s->depth = m->plain ? 0 : shape->steps;
-    if (b->spoil)
+    if (b->spoil && !m->plain)
         put(b, b->r.b.slots.draft, b->wrong,
             (size_t)b->r.b.slots.n_slot * LIM_ROWS_PER_REQ * sizeof *b->wrong);
     must(runner_submit(&b->r, s), &s->err);
@@ -244,16 +246,19 @@ static void run(struct bench *b, const struct mode *m, int reqs)
             part[N_STAMPS][i] = (double)(at[i + 1][0] - at[i][last]) * 1e-6;
         }
     }
-    double ms[N_PARTS] = {0};
+    double ms[N_PARTS] = {0}, p99[N_PARTS] = {0};
     for (int p = 0; p < N_PARTS; p++)
-        if (p <= last || p == N_STAMPS)
-            ms[p] = median(part[p], p && p < N_STAMPS ? n : n - 1);
-    printf("{\"batch\":%d,\"mode\":\"%s\",\"ms\":%.3f,\"verify\":%.3f,\"accept\":%.3f,"
-           "\"extend\":%.3f,\"loop\":%.3f,\"pause\":%.3f,\"wall_ms\":%.3f,\"launches\":%.1f,"
-           "\"eager_ops\":%.0f,\"rows\":%.2f,\"accepted\":%.3f}\n",
-           reqs, m->name, ms[0], ms[STAMP_VERIFY], ms[STAMP_ACCEPT], ms[STAMP_EXTEND],
-           ms[STAMP_DRAFT], ms[N_STAMPS], wall, (double)replays / n_after, (double)eager / n_after,
-           1 + (double)drafted / verifies, (double)accepted / verifies);
+        if (p <= last || p == N_STAMPS) {
+            ms[p] = quantile(part[p], p && p < N_STAMPS ? n : n - 1, 0.5);
+            p99[p] = quantile(part[p], p && p < N_STAMPS ? n : n - 1, 0.99);
+        }
+    printf("{\"batch\":%d,\"mode\":\"%s\",\"ms\":%.3f,\"p99_ms\":%.3f,\"verify\":%.3f,"
+           "\"accept\":%.3f,\"extend\":%.3f,\"loop\":%.3f,\"pause\":%.4f,\"pause_p99\":%.4f,"
+           "\"wall_ms\":%.3f,\"launches\":%.1f,\"eager_ops\":%.0f,\"rows\":%.2f,"
+           "\"accepted\":%.3f}\n",
+           reqs, m->name, ms[0], p99[0], ms[STAMP_VERIFY], ms[STAMP_ACCEPT], ms[STAMP_EXTEND],
+           ms[STAMP_DRAFT], ms[N_STAMPS], p99[N_STAMPS], wall, (double)replays / n_after,
+           (double)eager / n_after, 1 + (double)drafted / verifies, (double)accepted / verifies);
     fflush(stdout);
 }
 
@@ -347,9 +352,11 @@ int main(int argc, char **argv)
     for (int i = 0; i < n; i++)
         b.reqs_max = batch[i] > b.reqs_max ? batch[i] : b.reqs_max;
     open_bench(&b, argc, argv);
+    const char *only = opt(argc, argv, "mode", NULL);
     for (int i = 0; i < n; i++)
         for (int m = 0; m < N_MODES; m++)
-            run(&b, &modes[m], batch[i]);
+            if ((modes[m].plain || b.r.info.spec_model) && (!only || !strcmp(only, modes[m].name)))
+                run(&b, &modes[m], batch[i]);
     for (int i = 0; i < 2; i++)
         runner_step_done(&b.r, &b.s[i]);
     runner_close(&b.r);

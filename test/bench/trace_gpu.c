@@ -2,7 +2,9 @@
  * CUDA_INJECTION64_PATH names it. CUPTI hands over one record per kernel, also of kernels inside
  * graphs; at exit the report goes to stderr. A step is what runs between two marks (the kernel that
  * ends a step). Only the most common sequence of kernels is reported, which leaves out prefill and
- * other batch sizes. test/bench/README.md explains the report and its settings. */
+ * other batch sizes. With TRACE_SERIAL=1 CUPTI lets no two kernels overlap, so that the sum of
+ * their times is that of isolated kernels. test/bench/README.md explains the report and its
+ * settings. */
 #include <cupti.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -122,7 +124,7 @@ static void add(uint64_t start, uint64_t end, uint32_t row)
 static void take(const CUpti_Activity *a)
 {
     static const int none[3] = {0};
-    if (a->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
+    if (a->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL || a->kind == CUPTI_ACTIVITY_KIND_KERNEL) {
         const CUpti_ActivityKernel10 *k = (const CUpti_ActivityKernel10 *)a;
         int grid[3] = {k->gridX, k->gridY, k->gridZ};
         add(k->start, k->end,
@@ -305,7 +307,7 @@ static void print_rows(double total_ns, size_t n_step)
 /* Sums of the steps into rows; gaps and lengths into arrays. */
 static void report_steps(const struct step *s, size_t n)
 {
-    size_t n_gap = 0, n_in = n * s[0].n;
+    size_t n_gap = 0, n_early = 0, n_in = n * s[0].n;
     float *gap = array(n_in, sizeof *gap), *between = array(n, sizeof *between);
     float *len = array(n, sizeof *len), *busy = array(n, sizeof *busy);
     double total = 0;
@@ -323,6 +325,7 @@ static void report_steps(const struct step *s, size_t n)
             const struct rec *r = &recs[s[i].first + k];
             struct row *w = &rows[r->row];
             float g = us_between(r[-1].end, r->start);
+            n_early += k && g < 0;
             if (k)
                 gap[n_gap++] = g;
             else
@@ -345,10 +348,10 @@ static void report_steps(const struct step *s, size_t n)
             "%.1f us, kernels' sum %.1f us\n",
             med, quantile(len, n, 0.99), s[0].n, quantile(busy, n, 0.5), total * 1e-3 / (double)n);
     fprintf(stderr,
-            "trace: gap between kernels inside a step: median %.2f us, p99 %.2f us, idle %.1f us a "
-            "step; from mark to the next step: median %.2f us, p99 %.2f us\n",
-            in_median, in_p99, in_sum / (double)n, quantile(between, n, 0.5),
-            quantile(between, n, 0.99));
+            "trace: gap between kernels inside a step: median %.2f us, p99 %.2f us, %.0f%% start "
+            "early, idle %.1f us a step; from mark to the next step: median %.2f us, p99 %.2f us\n",
+            in_median, in_p99, n_gap ? 100 * (double)n_early / (double)n_gap : 0,
+            in_sum / (double)n, quantile(between, n, 0.5), quantile(between, n, 0.99));
     print_rows(total, n);
     print_order(s, n);
     free(gap);
@@ -379,9 +382,10 @@ static void report(void)
 int InitializeInjection(void);
 int InitializeInjection(void)
 {
-    static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
-                                               CUPTI_ACTIVITY_KIND_MEMCPY,
-                                               CUPTI_ACTIVITY_KIND_MEMSET};
+    CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
+                                  CUPTI_ACTIVITY_KIND_MEMSET};
+    if (number("TRACE_SERIAL", 0))
+        kinds[0] = CUPTI_ACTIVITY_KIND_KERNEL;
     CUptiResult r = cuptiActivityRegisterCallbacks(buffer_new, buffer_full);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && r == CUPTI_SUCCESS; i++)
         r = cuptiActivityEnable(kinds[i]);
