@@ -16,6 +16,7 @@ esac
 model=${MODEL:-configs/models/demo}
 
 # With a GPU the build needs nvcc, which toolkits leave outside PATH; the server then takes the GPU.
+# deps.sh leaves apt alone where everything is there, so this works without a network too.
 if [ -e /dev/nvidiactl ] && ! command -v nvcc >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then
     PATH=$PATH:/usr/local/cuda/bin
 fi
@@ -57,6 +58,11 @@ until curl -sf -o /dev/null --max-time 2 "$url/health"; do
     [ "$i" -le 300 ] || { echo "demo: not ready after 60 s" >&2; exit 1; }
     sleep 0.2
 done
+device=$(curl -s --max-time 5 "$url/metrics" | sed -nE 's/^specd_config_info\{.*[{,]device="([^"]*)".*/\1/p')
+echo "demo: $model runs on ${device:-an unknown device}"
+if [ "$device" = cpu ] && [ -e /dev/nvidiactl ]; then
+    echo "demo: there is an NVIDIA GPU, but no nvcc to build for it (or the log above says why it is not used)" >&2
+fi
 
 echo
 echo "curl -N $url/v1/chat/completions -H 'Content-Type: application/json' \\"

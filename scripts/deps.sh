@@ -70,7 +70,7 @@ as_root() {
 }
 apt_fresh() { # package lists, once a run
     [ -n "${apt_done:-}" ] || as_root apt-get -q -o Acquire::Retries=3 update >"$log" 2>&1 ||
-        { cat "$log" >&2; echo "deps: apt-get update failed" >&2; exit 1; }
+        { cat "$log" >&2; echo "deps: apt-get update failed; missing here:${names:- promtool}" >&2; exit 1; }
     apt_done=1
 }
 
