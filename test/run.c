@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,9 +60,23 @@ static void copy_out(int from, int out)
             return;
 }
 
+/* Of this process and of the tests it forked. */
+static double cpu_seconds(void)
+{
+    double sum = 0;
+    for (int k = 0; k < 2; k++) {
+        struct rusage u;
+        getrusage(k ? RUSAGE_CHILDREN : RUSAGE_SELF, &u);
+        sum += (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+               (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+    }
+    return sum;
+}
+
 static void run_suite(int i)
 {
     int64_t t0 = clock_us();
+    double cpu0 = cpu_seconds();
     SRunner *sr = srunner_create(suites[i].make());
     srunner_run_all(sr, CK_ENV);
     int k = srunner_ntests_run(sr);
@@ -70,8 +84,9 @@ static void run_suite(int i)
     atomic_fetch_add(&all->failed, srunner_ntests_failed(sr));
     srunner_free(sr);
     double seconds = (double)(clock_us() - t0) / 1e6;
-    if (k && seconds > 2)
-        printf("%s took %.1f s\n", suites[i].name, seconds);
+    double cpu = cpu_seconds() - cpu0;
+    if (k && (seconds > 2 || cpu > 2))
+        printf("%s took %.1f s (%.1f s of CPU)\n", suites[i].name, seconds, cpu);
     if (k == 0 && !getenv("CK_RUN_SUITE") && !getenv("CK_RUN_CASE")) {
         printf("%s ran no test\n", suites[i].name);
         atomic_fetch_add(&all->failed, 1);
