@@ -40,6 +40,8 @@ const struct mma_kernel *mma_gqa_96(enum mma_size size);
 const struct mma_kernel *mma_gqa_128(enum mma_size size);
 const struct mma_kernel *mma_gqa_192(enum mma_size size); /* values 128 */
 const struct mma_kernel *mma_gqa_256(enum mma_size size);
+/* Prefill on sm_90a by head dims; NULL: not built. */
+const struct mma_kernel *mma_wide(int qk, int v);
 const struct mma_kernel *mma_latent(enum mma_size size); /* absorbed MLA, 576 / 512 */
 /* Merges the splits of all lines (row, head) in their order. */
 int mma_merge(struct dev *d, const struct mma_args *a);

@@ -32,6 +32,9 @@ static bool prefill_role(enum role r)
 
 static const struct mma_kernel *kernel_of(const struct attn_need *n, enum mma_size size)
 {
+    if (n->kind == ATTN_GQA && size == MMA_PREFILL && n->sm == SPECD_CUDA_ARCH &&
+        mma_wide(n->dims.qk, n->dims.v))
+        return mma_wide(n->dims.qk, n->dims.v);
     if (n->kind == ATTN_MLA_ABSORBED)
         return n->dims.qk == 576 && n->dims.v == 512 ? mma_latent(size) : NULL;
     if (n->dims.qk == 192 && n->dims.v == 128)

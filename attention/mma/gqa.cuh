@@ -113,7 +113,7 @@ static __device__ __forceinline__ void gqa_cap(float (&s)[C::MT][C::NT][4], floa
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
             for (int i = 0; i < 4; i++) /* tanh x = 1 - 2 / (e^2x + 1) */
-                s[mt][nt][i] = out * (1.0f - 2.0f / (ex2(s[mt][nt][i] * in) + 1.0f));
+                s[mt][nt][i] = out * (1.0f - __fdividef(2.0f, ex2(s[mt][nt][i] * in) + 1.0f));
 }
 
 template <class C>
