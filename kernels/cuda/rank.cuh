@@ -17,6 +17,7 @@ enum {
     WARPS = T / 32,
     BINS = 2048, /* of a cut's histogram: 1/64 below the largest value each, the last the rest */
     LIST = 1024, /* candidates that are ranked at once */
+    SUMS = 8,
     ROOM_MAX = 32 * 1024, /* values that a block keeps in shared memory */
 };
 
@@ -68,6 +69,7 @@ struct cut { /* kept: above v, or equal to v with an id <= id */
 struct shared {
     struct stat part[2][WARPS], all[2];
     uint64_t sum_part[2][WARPS], sum_all[2];
+    uint64_t sums_part[2][SUMS][WARPS], sums_all[2][SUMS];
     uint64_t hist[BINS]; /* then candidates and their weights */
     uint64_t list[LIST];
     uint64_t group[32], top[32], floor, run;
@@ -259,6 +261,35 @@ static __device__ uint64_t cluster_sum(struct part *c, uint64_t v, const uint64_
     return warp_sum(lane < c->size ? *peer(&s->sum_all[t], lane) : 0);
 }
 
+/* N sums at once. */
+template <int N> static __device__ void cluster_sums(struct part *c, uint64_t (&v)[N])
+{
+    struct shared *s = c->s;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = (int)(c->turn++ & 1);
+    static_assert(N <= SUMS && N <= WARPS, "a warp a sum");
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        uint64_t w = warp_sum(v[j]);
+        if (lane == 0)
+            s->sums_part[t][j][warp] = w;
+    }
+    __syncthreads();
+    if (warp < N) {
+        uint64_t w = warp_sum(lane < WARPS ? s->sums_part[t][warp][lane] : 0);
+        if (lane == 0)
+            s->sums_all[t][warp] = w;
+    }
+    cluster_sync(c);
+    uint64_t w = 0;
+    for (int r0 = 0; r0 < c->size; r0 += 8)
+#pragma unroll
+        for (int r = r0; r < r0 + 8; r++)
+            w += r < c->size && lane < N ? *peer(&s->sums_all[t][lane], r) : 0;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        v[j] = __shfl_sync(0xffffffffu, w, j);
+}
+
 /* ---- a thread's view of its elements ---- */
 
 /* The largest of a thread's elements (its first when all are -infinity), the sum of exp below it.
@@ -322,17 +353,20 @@ static __device__ __forceinline__ struct lse lse_of(const struct stat *s)
  * do not fit (nothing is copied then). */
 static __device__ int gather_lists(const struct part *c, uint64_t *to)
 {
-    int total = 0, at = 0;
-    for (int r = 0; r < c->size; r++)
-        total += min(*peer(&c->s->n_list, r), LIST + 1);
+    int lane = threadIdx.x & 31;
+    int n = lane < c->size ? min(*peer(&c->s->n_list, lane), LIST + 1) : 0, upto = n;
+    for (int o = 1; o < 32; o <<= 1) {
+        int t = __shfl_up_sync(0xffffffffu, upto, o);
+        upto += lane >= o ? t : 0;
+    }
+    int total = __shfl_sync(0xffffffffu, upto, 31);
     if (total > LIST)
         return LIST + 1;
-    for (int r = 0; r < c->size; r++) {
-        int n = *peer(&c->s->n_list, r);
+    for (int r = (int)threadIdx.x >> 5; r < c->size; r += WARPS) {
+        int many = __shfl_sync(0xffffffffu, n, r), at = __shfl_sync(0xffffffffu, upto, r) - many;
         const uint64_t *from = peer(c->s->list, r);
-        for (int k = (int)threadIdx.x; k < n; k += T)
+        for (int k = lane; k < many; k += 32)
             to[at + k] = from[k];
-        at += n;
     }
     return total;
 }

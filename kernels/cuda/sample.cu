@@ -177,37 +177,63 @@ static __device__ struct cut bisect(struct part *c, const struct measure &m, uin
 static __device__ void find_bin(struct part *c, const uint64_t *parts, uint64_t want)
 {
     struct shared *s = c->s;
-    int share = BINS / c->size, lane = threadIdx.x & 31, q = share / 32, owner = 0;
-    uint64_t run = 0, mine = 0;
+    int share = BINS / c->size, lane = threadIdx.x & 31, q = share / 32; /* q % 4 == 0 */
+    uint64_t mine = 0;
     if (threadIdx.x >= 32)
         return;
-    for (; owner < c->size - 1; owner++) {
-        uint64_t t = *peer(parts, owner);
-        if (run + t >= want)
-            break;
-        run += t;
+    uint64_t t = lane < c->size ? *peer(parts, lane) : 0, upto = t;
+    for (int o = 1; o < 32; o <<= 1) {
+        uint64_t u = __shfl_up_sync(0xffffffffu, upto, o);
+        upto += lane >= o ? u : 0;
     }
+    unsigned there = __ballot_sync(0xffffffffu, lane == c->size - 1 || upto >= want);
+    int owner = __ffs(there) - 1;
+    uint64_t run = __shfl_sync(0xffffffffu, upto - t, owner);
     const uint64_t *h = peer(s->hist, owner) + owner * share + lane * q;
+#pragma unroll 4
     for (int b = 0; b < q; b++)
         mine += h[b];
-    uint64_t upto = mine;
+    upto = mine;
     for (int o = 1; o < 32; o <<= 1) {
-        uint64_t t = __shfl_up_sync(0xffffffffu, upto, o);
-        upto += lane >= o ? t : 0;
+        uint64_t u = __shfl_up_sync(0xffffffffu, upto, o);
+        upto += lane >= o ? u : 0;
     }
     uint64_t before = run + upto - mine;
     if (before >= want || before + mine < want)
         return;
     int b = 0;
-    for (; b < q - 1 && before + h[b] < want; b++)
-        before += h[b];
+    for (bool found = false; !found && b < q;) {
+        uint64_t u[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            u[i] = h[b + i];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            found |= before + u[i] >= want;
+            if (!found) {
+                before += u[i];
+                b++;
+            }
+        }
+    }
     s->bin = owner * share + lane * q + b;
     s->run = before;
 }
 
-/* The first token by rank up to which the measure reaches k tokens, or the share p of the whole. */
+/* *sum += w in shared memory, as 32-bit atomics with a carry: there are no wider ones that add. */
+static __device__ __forceinline__ void hist_add(uint64_t *sum, uint64_t w)
+{
+    uint32_t *half = (uint32_t *)sum, low = (uint32_t)w, high = (uint32_t)(w >> 32);
+    uint32_t old = atomicAdd(&half[0], low);
+    high += old + low < old;
+    if (high)
+        atomicAdd(&half[1], high);
+}
+
+/* The first token by rank up to which the measure reaches k tokens, or the share p of the whole. It
+ * is not below `floor`; `total`: the whole, 0: what is not below floor. */
 static __device__ struct cut find_cut(struct part *c, const struct measure &m, int n, int k,
-                                      float p)
+                                      float p, float floor, uint64_t total)
 {
     struct shared *s = c->s;
     for (int b = (int)threadIdx.x; b < BINS; b += T)
@@ -217,9 +243,13 @@ static __device__ struct cut find_cut(struct part *c, const struct measure &m, i
     __syncthreads();
     each4<1>(c, c->z, [&](int i, float *x) {
         for (int j = 0; j < 4; j++) {
-            uint64_t w = i + j < c->hi ? weight_at(m, x[j], i + j) : 0;
-            if (w)
-                atomicAdd((unsigned long long *)&s->hist[bin_of(x[j], m.max)], w);
+            if (!(x[j] >= floor && i + j < c->hi))
+                continue;
+            uint64_t *sum = &s->hist[bin_of(x[j], m.max)];
+            if (!m.mass)
+                atomicAdd((uint32_t *)sum, 1u);
+            else if (kept(x[j], i + j, m.in))
+                hist_add(sum, weight_of(m, x[j]));
         }
     });
     cluster_sync(c);
@@ -227,13 +257,16 @@ static __device__ struct cut find_cut(struct part *c, const struct measure &m, i
     int share = BINS / c->size;
     for (int b = c->rank * share + (int)threadIdx.x; b < (c->rank + 1) * share; b += T) {
         uint64_t t = 0;
-        for (int r = 0; r < c->size; r++)
-            t += *peer(&s->hist[b], r);
+        for (int r0 = 0; r0 < c->size; r0 += 8)
+#pragma unroll
+            for (int r = r0; r < r0 + 8; r++)
+                t += r < c->size ? *peer(&s->hist[b], r) : 0;
         s->hist[b] = t; /* nobody else reads this share of this block before the next barrier */
         sum += t;
     }
     const uint64_t *parts;
-    uint64_t total = cluster_sum(c, sum, &parts);
+    sum = cluster_sum(c, sum, &parts);
+    total = total ? total : sum;
     double part = ceil((double)p * (double)total);
     uint64_t want = m.mass ? (part < 1 ? 1 : (uint64_t)part) : (uint64_t)k;
     want = want < total ? want : total;
@@ -242,7 +275,8 @@ static __device__ struct cut find_cut(struct part *c, const struct measure &m, i
     int bin = s->bin;
     each4<1>(c, c->z, [&](int i, float *x) {
         for (int j = 0; j < 4; j++)
-            if (i + j < c->hi && bin_of(x[j], m.max) == bin && weight_at(m, x[j], i + j))
+            if (x[j] >= floor && i + j < c->hi && bin_of(x[j], m.max) == bin &&
+                weight_at(m, x[j], i + j))
                 list_add(s, pack_best(x[j], i + j));
     });
     cluster_sync(c);
@@ -265,6 +299,43 @@ static __device__ struct cut find_cut(struct part *c, const struct measure &m, i
     }
     __syncthreads();
     return s->cut;
+}
+
+/* Depths below the largest value at which the mass above is known before a cut is looked for. */
+enum { N_DEPTH = 6 };
+static __device__ __forceinline__ float depth(int i)
+{
+    return i < 4 ? 3.0f + 2.0f * (float)i : 4.0f * (float)i - 4.0f;
+}
+
+/* mass[0] += all of four elements (-infinity has none), mass[1 + i] += those down to depth(i). */
+static __device__ __forceinline__ void add_mass(const struct measure &m, const float *x,
+                                                uint64_t (&mass)[1 + N_DEPTH])
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint64_t w = weight_of(m, x[j]);
+        mass[0] += w;
+#pragma unroll
+        for (int i = 0; i < N_DEPTH; i++)
+            mass[1 + i] += x[j] >= m.max - depth(i) ? w : 0;
+    }
+}
+
+/* At least k elements of the cluster are not below it; `max`: the largest of the thread's own. Of
+ * as many groups of threads, each has its largest. */
+static __device__ float not_above_kth(struct part *c, float max, int k)
+{
+    int width = 32;
+    while (width > 1 && k > T / width * c->size)
+        width >>= 1;
+    if (k > T / width * c->size)
+        return -INFINITY;
+    uint32_t v = key_of(max);
+    for (int o = width / 2; o > 0; o >>= 1)
+        v = umax(v, __shfl_xor_sync(0xffffffffu, v, o));
+    v = __reduce_min_sync(0xffffffffu, v);
+    return key_value(~(uint32_t)cluster_best(c, (uint64_t)~v));
 }
 
 /* ---- what a row draws from ---- */
@@ -318,18 +389,33 @@ static __device__ struct target target_of(const struct op_sample &a, const float
     if (!(fabsf(t.max) < INFINITY))
         return t;
     t.point = false;
+    float heat = p->temperature, floor = -INFINITY;
+    bool top_k = p->top_k > 0 && p->top_k < a.vocab, top_p = p->top_p < 1.0f;
+    struct measure m = {true, t.max, t.cut};
+    uint64_t mass[1 + N_DEPTH] = {};
     each4<1>(c, c->z, [&](int i, float *x) {
         for (int j = 0; j < 4; j++)
-            x[j] = x[j] / p->temperature;
+            x[j] = x[j] / heat;
         put4(c, i, x);
+        if (top_p && !top_k)
+            add_mass(m, x, mass);
     });
-    struct measure m = {false, t.max, t.cut};
-    if (p->top_k > 0 && p->top_k < a.vocab)
-        t.cut = find_cut(c, m, a.vocab, p->top_k, 0);
-    m.mass = true;
-    m.in = t.cut;
-    if (p->top_p < 1.0f)
-        t.cut = find_cut(c, m, a.vocab, 0, p->top_p);
+    if (top_k) {
+        floor = not_above_kth(c, r.max, p->top_k) / heat;
+        m.mass = false;
+        t.cut = find_cut(c, m, a.vocab, p->top_k, 0, floor, 0);
+        m.mass = true;
+        m.in = t.cut;
+        floor = t.cut.v;
+    } else if (top_p) {
+        cluster_sums(c, mass);
+        double want = ceil((double)p->top_p * (double)mass[0]);
+        for (int i = N_DEPTH - 1; i >= 0; i--)
+            if ((double)mass[1 + i] >= want)
+                floor = t.max - depth(i);
+    }
+    if (top_p)
+        t.cut = find_cut(c, m, a.vocab, 0, p->top_p, floor, mass[0]);
     return t;
 }
 
@@ -355,13 +441,16 @@ static __device__ __forceinline__ float noise_bound(uint32_t bits)
 }
 
 /* Ranks four elements by value plus noise. The noise is computed where it may win: rounded addition
- * is monotonic, so leaving out what a bound above it cannot lift to `top` changes nothing. */
-template <class K>
-static __device__ __forceinline__ void draw4(struct draw *d, int i, const float *x, K keep)
+ * is monotonic, so leaving out what a bound above it cannot lift to `top` changes nothing. `may` is
+ * asked first, `keep` at last. */
+template <class M, class K>
+static __device__ __forceinline__ void draw4(struct draw *d, int i, const float *x, M may, K keep)
 {
     float had = d->top;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
+        if (!may(x[j], i + j))
+            continue;
         float v = x[j] * d->scale, slack = fabsf(v) * 1e-6f;
         if (!(v + slack + FM_GUMBEL_MAX >= d->top))
             continue;
@@ -392,7 +481,8 @@ static __device__ struct target plain_row(const struct slot_params *p, const flo
     else
         each4<2>(c, l, [&](int i, float *x) {
             scan4(&r, i, x, raw->want);
-            draw4(&d, i, x, [](float, int) { return true; });
+            draw4(
+                &d, i, x, [](float, int) { return true; }, [](float, int) { return true; });
         });
     struct stat s = scan_stat(c, &r);
     raw->mine = s.arg;
@@ -413,7 +503,9 @@ static __device__ int draw_kept(const struct target &t, const struct slot_params
     float top = t.max + fm_noise(p->seed, pos, t.best);
     struct draw d = {p->seed, 0, pos, 1, 1, top};
     each4<1>(c, c->z, [&](int i, float *x) {
-        draw4(&d, i, x, [&](float v, int id) { return in_target(t, v, id); });
+        draw4(
+            &d, i, x, [&](float v, int id) { return kept(v, id, t.cut); },
+            [&](float v, int id) { return in_target(t, v, id); });
     });
     uint64_t best = cluster_best(c, d.best);
     return best ? best_id(best) : t.best;
@@ -471,42 +563,31 @@ __global__ void __launch_bounds__(T, 3) sample_plain_kernel(struct op_sample a)
     put_row(a, m, &c, t, raw, p->n_logprobs);
 }
 
-/* The hard rows, in turn by as many clusters as there are: cluster q looks at every n_cluster-th
- * row from q on, 32 at a time. */
+/* A cluster a row, those of the hard ones. */
 __global__ void __launch_bounds__(T, 2) sample_hard_kernel(struct op_sample a, int room)
 {
     extern __shared__ float4 smem4[];
     __shared__ struct shared s;
     cuda_trigger();
     cuda_wait();
-    int size = cluster_size(), n_cluster = (int)gridDim.x / size;
-    for (int base = (int)blockIdx.x / size; base < a.m; base += 32 * n_cluster) {
-        int mine = base + (int)(threadIdx.x & 31) * n_cluster;
-        int its = mine < a.m ? row_of(a, mine) : -1;
-        uint32_t hard = __ballot_sync(0xffffffffu, its >= 0 && is_hard(a, its));
-        for (; hard; hard &= hard - 1) {
-            int m = base + (__ffs(hard) - 1) * n_cluster, row = row_of(a, m);
-            const struct slot_params *p = &a.s.params[a.rows.slot[row]];
-            struct part c =
-                part_of(&s, a.vocab, (float *)smem4, room, a.work + (int64_t)m * 4 * a.vocab);
-            struct raw raw = {p->n_logprobs >= 0, {0, 0}, 0};
-            struct target t = target_of(a, a.logits + m * a.ldl, row, &c, &raw);
-            if (!t.point)
-                t.best = draw_kept(t, p, a.rows.pos[row] + 1, &c);
-            put_row(a, m, &c, t, raw, p->n_logprobs);
-        }
-    }
+    int m = (int)blockIdx.x / cluster_size(), row = row_of(a, m);
+    if (row < 0 || !is_hard(a, row))
+        return;
+    const struct slot_params *p = &a.s.params[a.rows.slot[row]];
+    struct part c = part_of(&s, a.vocab, (float *)smem4, room, a.work + (int64_t)m * 4 * a.vocab);
+    struct raw raw = {p->n_logprobs >= 0, {0, 0}, 0};
+    struct target t = target_of(a, a.logits + m * a.ldl, row, &c, &raw);
+    if (!t.point)
+        t.best = draw_kept(t, p, a.rows.pos[row] + 1, &c);
+    put_row(a, m, &c, t, raw, p->n_logprobs);
 }
 
 extern "C" int cuda_do_sample(struct dev *d, const struct op_sample *a)
 {
     struct row_fit plain = row_fit(d, a->m, a->vocab, false);
     struct row_fit hard = row_fit(d, a->m, a->vocab, true);
-    int r = row_launch(d, sample_plain_kernel, plain, a->m, *a),
-        most = 2 * d->n_sm / (int)hard.size;
-    if (r < 0)
-        return r;
-    return row_launch(d, sample_hard_kernel, hard, a->m < most ? a->m : most, *a, hard.room);
+    TRY(row_launch(d, sample_plain_kernel, plain, a->m, *a));
+    return row_launch(d, sample_hard_kernel, hard, a->m, *a, hard.room);
 }
 
 /* ---- ratio rejection: a cluster a request, its rows in order ---- */
