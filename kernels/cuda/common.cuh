@@ -66,7 +66,7 @@ struct dev {
 
 enum { CUDA_STREAM_ROWS = 16 };
 #ifndef CUDA_STREAM_SMEM /* NVFLAGS=-DCUDA_STREAM_SMEM=1000000 builds what other GPUs run */
-#define CUDA_STREAM_SMEM ((size_t)170 << 10)
+#define CUDA_STREAM_SMEM ((size_t)223 << 10)
 #endif
 static const size_t CUDA_LT_BYTES = (size_t)32 << 20;
 static const size_t CUDA_SCRATCH_BYTES = (size_t)512 << 20; /* half for each operand */

@@ -9,7 +9,7 @@
  * Picks of a row are added in stored order; no sum depends on the order of blocks. */
 #include "kernels/cuda/experts.cuh"
 
-enum { SELF_ROWS = 4, SELF_PICKS = 128, LIST_ROWS = 64 };
+enum { SELF_ROWS = 4, SELF_PICKS = 128, LIST_ROWS = 64, TABLE = 256 };
 
 /* ---- which picks a block works on ---- */
 
@@ -87,6 +87,14 @@ template <int NT> static __device__ void block_find(const struct moe_args &m, in
         if ((int)threadIdx.x < l.n)
             b->pick[threadIdx.x] = m.list.perm[l.at + threadIdx.x];
         __syncthreads();
+    } else if (m.a.rows == 1) {
+        if (threadIdx.x == 0) {
+            int e = m.a.ids[t - sh];
+            b->e = e >= 0 && e < m.a.experts ? e : -1;
+            b->n = 1;
+            b->pick[0] = t - sh;
+        }
+        __syncthreads();
     } else {
         find_picks(m.a, t - sh, TILE, b);
     }
@@ -112,6 +120,7 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
 {
     __shared__ few_part<NT> part;
     __shared__ block_picks b;
+    __shared__ const void *table[2][FP8 ? 1 : TABLE]; /* known before the experts are */
     const struct op_moe_ffn &a = m.a;
     int n0 = blockIdx.x * 32, t = blockIdx.y, g = (threadIdx.x & 31) >> 2, K = a.hidden;
     int sh = shared_tiles(m, NT * 8);
@@ -123,6 +132,11 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
         f = few_rows<FP8>(a.sh_gate, row, a.sh_up, row, 0);
         few_start(c, f, K);
     }
+    bool listed = !FP8 && a.experts <= TABLE;
+    if (listed && !early && (int)threadIdx.x < a.experts) {
+        table[0][threadIdx.x] = a.gate[threadIdx.x].p;
+        table[1][threadIdx.x] = a.up[threadIdx.x].p;
+    }
     cuda_wait();
     cuda_trigger(); /* not before: moe_down_kernel relies on it */
     if (t < sh && !early)
@@ -131,7 +145,15 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
     if (b.e < 0 || (!early && n0 >= a.inter))
         return;
     if (!early) {
-        f = few_rows<FP8>(a.gate[b.e], n0, a.up[b.e], n0, 0);
+        if (listed) {
+            struct weight gate = {}, up = {};
+            gate.p = table[0][b.e];
+            up.p = table[1][b.e];
+            gate.k = K;
+            f = few_rows<false>(gate, n0, up, n0, 0);
+        } else {
+            f = few_rows<FP8>(a.gate[b.e], n0, a.up[b.e], n0, 0);
+        }
         few_start(c, f, K);
     }
     const float *x[NT];
@@ -154,12 +176,22 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
 static __device__ __forceinline__ float row_sum(const struct op_moe_ffn &a, const float *y,
                                                 int slices, int64_t r, int h)
 {
+    enum { AT_ONCE = 8 }; /* loads of so many */
     float s = 0;
     const float *v = y + r * (a.topk + slices) * a.hidden + h;
-    for (int k = 0; k < a.topk + slices; k++) {
-        int e = k < a.topk ? a.ids[r * a.topk + k] : 0;
-        if (e >= 0 && e < a.experts)
-            s += __ldcg(v + (int64_t)k * a.hidden);
+    for (int k0 = 0; k0 < a.topk + slices; k0 += AT_ONCE) {
+        float u[AT_ONCE];
+        bool on[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int k = k0 + i, e = k < a.topk ? a.ids[r * a.topk + k] : 0;
+            on[i] = k < a.topk + slices && e >= 0 && e < a.experts;
+            u[i] = k < a.topk + slices ? __ldcg(v + (int64_t)k * a.hidden) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (on[i])
+                s += u[i];
     }
     return s;
 }

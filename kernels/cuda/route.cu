@@ -1,10 +1,13 @@
-/* Expert choice. Up to 16 rows: one kernel, a block an expert for the logits, whose last block
- * chooses; every block sums the rows' squares beside its product, so the norm costs nothing. More:
- * norm, logits by a kernel that reads 64 experts at once, then a warp a row. Logits keep fp32's
- * precision (2^-17) where the router is bf16. */
+/* Expert choice. Up to 8 rows and 128 experts without groups: one cluster of blocks. Up to 16 rows:
+ * one kernel, a block an expert for the logits, whose last block chooses. In both every block sums
+ * the rows' squares beside its product, so the norm costs nothing. More: norm, logits by a kernel
+ * that reads 64 experts at once, then a warp a row. Logits keep fp32's precision (2^-17) where the
+ * router is bf16. */
 #include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/team.cuh"
 
 enum { ROUTE_FEW = 16, ROUTE_LOADS = 4, GROUPS_MAX = 64 };
+enum { TEAM_EACH = 8, TEAM_EXPERTS = 128, TEAM_ROWS = 8, TEAM_THREADS = 512 };
 
 /* Order-preserving key of a choice; not a number counts as -inf, and 0 is below every choice. */
 static __device__ __forceinline__ uint32_t key_of(float v)
@@ -196,6 +199,178 @@ __global__ void __launch_bounds__(FEW_THREADS)
         route_row(a, r, shared + warp * (2 * a.experts + GROUPS_MAX));
 }
 
+/* ---- a small router and few rows: one cluster ---- */
+
+/* The choice of row r among at most TEAM_EXPERTS without groups, by a warp; l: logits in shared
+ * memory. */
+static __device__ void team_choose(const struct op_moe_route &a, int r, const float *l)
+{
+    enum { EACH = TEAM_EXPERTS / 32 };
+    int lane = threadIdx.x & 31;
+    float s[EACH], max = -INFINITY, sum = 0, mine = 0;
+    uint32_t key[EACH];
+    int my = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        s[i] = i * 32 + lane < a.experts ? l[i * 32 + lane] : -INFINITY;
+        max = fmaxf(max, s[i]);
+    }
+    if (a.score != MOE_SIGMOID)
+        max = cuda_warp_max(max);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        s[i] = a.score == MOE_SIGMOID ? 1.0f / (1.0f + expf(-s[i])) : expf(s[i] - max);
+        sum += i * 32 + lane < a.experts ? s[i] : 0;
+    }
+    if (a.score == MOE_SOFTMAX)
+        sum = cuda_warp_sum(sum);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int e = i * 32 + lane;
+        if (a.score == MOE_SOFTMAX)
+            s[i] /= sum;
+        key[i] = e < a.experts ? key_of(s[i] + (a.bias ? a.bias[e] : 0.0f)) : 0;
+    }
+    for (int k = 0; k < a.topk; k++) {
+        uint32_t best = key[0];
+        float score = s[0];
+        int e = lane;
+#pragma unroll
+        for (int i = 1; i < EACH; i++)
+            if (key[i] > best) {
+                best = key[i];
+                score = s[i];
+                e = i * 32 + lane;
+            }
+        uint32_t most = __reduce_max_sync(0xffffffffu, best);
+        int won = (int)__reduce_min_sync(0xffffffffu, best == most ? (unsigned)e : 0xffffu);
+        score = __shfl_sync(0xffffffffu, score, won & 31);
+        if (lane == k) {
+            my = won;
+            mine = score;
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (i * 32 + lane == won)
+                key[i] = 0;
+    }
+    float f = a.scale;
+    if (a.normalize)
+        f /= cuda_warp_sum(mine) + a.norm_eps;
+    if (lane < a.topk) {
+        a.ids[(int64_t)r * a.topk + lane] = my;
+        a.weights[(int64_t)r * a.topk + lane] = mine * f;
+    }
+}
+
+/* A block of the cluster has TEAM_EACH experts, a thread 8 columns of them all; the first block
+ * gets the logits and chooses. */
+__global__ void __launch_bounds__(TEAM_THREADS, 2) route_team_kernel(struct op_moe_route a)
+{
+    __shared__ float part[TEAM_THREADS / 32][TEAM_ROWS][TEAM_EACH + 1], rstd[TEAM_ROWS];
+    __shared__ float logits[TEAM_ROWS][TEAM_EXPERTS], sums[TEAM_ROWS][TEAM_EACH];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, e0 = blockIdx.x * TEAM_EACH;
+    int K = (int)a.router.k, k = threadIdx.x * 8, warps = (int)blockDim.x >> 5;
+    bool on = k < K;
+    uint4 w[TEAM_EACH];
+    __shared__ __align__(16) float norms[TEAM_THREADS * 8]; /* a thread's own */
+    float *norm = norms + k;
+    team_arrive();
+    cuda_trigger();
+    const __nv_bfloat16 *W = (const __nv_bfloat16 *)a.router.p + (int64_t)e0 * K + k;
+#pragma unroll
+    for (int i = 0; i < TEAM_EACH; i++)
+        w[i] = on ? few_load(W + (int64_t)i * K) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        norm[i] = a.norm.p && on ? cuda_load(a.norm.p, a.norm.dt, k + i) : 1.0f;
+    cuda_wait();
+#pragma unroll 1
+    for (int r = 0; r < a.rows; r++) {
+        const float4 *from = (const float4 *)(a.x + (int64_t)r * K + k);
+        float4 u = on ? from[0] : make_float4(0, 0, 0, 0), v = on ? from[1] : u;
+        float4 nu = *(const float4 *)norm, nv = *(const float4 *)(norm + 4);
+        float squares = u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        float x[8] = {u.x * nu.x, u.y * nu.y, u.z * nu.z, u.w * nu.w,
+                      v.x * nv.x, v.y * nv.y, v.z * nv.z, v.w * nv.w};
+        float s[TEAM_EACH];
+#pragma unroll
+        for (int i = 0; i < TEAM_EACH; i++) {
+            uint32_t b[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
+            s[i] = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                asm volatile("" : "+r"(b[j])); /* no wide copies of all weights for all rows */
+                s[i] += x[2 * j] * __uint_as_float(b[j] << 16);
+                s[i] += x[2 * j + 1] * __uint_as_float(b[j] & 0xffff0000u);
+            }
+        }
+        squares = cuda_warp_sum(squares);
+        /* halves of the sums to halves of the lanes, until each lane has one */
+        static_assert(TEAM_EACH == 8, "three halvings");
+#pragma unroll
+        for (int h = 4; h > 0; h >>= 1) {
+            bool up = lane & h;
+#pragma unroll
+            for (int i = 0; i < h; i++) {
+                float give = up ? s[i] : s[i + h];
+                s[i] = (up ? s[i + h] : s[i]) + __shfl_xor_sync(0xffffffffu, give, h);
+            }
+        }
+        s[0] += __shfl_xor_sync(0xffffffffu, s[0], 8);
+        s[0] += __shfl_xor_sync(0xffffffffu, s[0], 16);
+        if (lane < TEAM_EACH)
+            part[warp][r][lane] = s[0];
+        if (lane == 0)
+            part[warp][r][TEAM_EACH] = squares;
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < a.rows * TEAM_EACH; p += blockDim.x) {
+        int r = p / TEAM_EACH, i = p % TEAM_EACH;
+        float s = 0, squares = 0;
+#pragma unroll
+        for (int j = 0; j < TEAM_THREADS / 32; j++)
+            if (j < warps) {
+                s += part[j][r][i];
+                squares += part[j][r][TEAM_EACH];
+            }
+        float f = a.norm.p ? 1.0f / sqrtf(squares / (float)K + a.eps) : 1.0f;
+        if (p == threadIdx.x)
+            team_wait(); /* the first block is there */
+        team_put(&logits[r][e0 + i], 0, s * f);
+        sums[r][i] = s * f;
+        if (i == 0)
+            rstd[r] = f;
+    }
+    if (threadIdx.x >= a.rows * TEAM_EACH)
+        team_wait();
+    team_arrive();
+    __syncthreads();
+    for (int p = threadIdx.x; p < a.rows * TEAM_EACH; p += blockDim.x)
+        a.logits[(int64_t)(p / TEAM_EACH) * a.experts + e0 + p % TEAM_EACH] =
+            sums[p / TEAM_EACH][p % TEAM_EACH];
+    int size = (int)gridDim.x;
+    for (int r = 0; a.norm.p && on && r < a.rows; r++)
+        if ((r + 1) % size == (int)blockIdx.x) {
+            const float *x = a.x + (int64_t)r * K + k;
+            float *y = a.y + (int64_t)r * K + k;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                y[i] = x[i] * rstd[r] * norm[i];
+        }
+    team_wait();
+    for (int r = warp; blockIdx.x == 0 && r < a.rows; r += warps)
+        team_choose(a, r, logits[r]);
+}
+
+static bool route_team_fits(const struct dev *d, const struct op_moe_route *a)
+{
+    return cuda_dev_early(d) && a->rows <= TEAM_ROWS && a->experts <= TEAM_EXPERTS &&
+           a->experts % TEAM_EACH == 0 && a->router.dt == DT_BF16 && a->router.k % 8 == 0 &&
+           a->router.k <= TEAM_THREADS * 8 && (a->group == MOE_GROUP_NONE || a->n_group <= 1);
+}
+
 /* Logits of many rows: grid (experts / 64, ceil(R / 16)). */
 __global__ void __launch_bounds__(FEW_THREADS) route_logits_kernel(struct op_moe_route a)
 {
@@ -277,6 +452,14 @@ extern "C" int cuda_do_moe_route(struct dev *d, const struct op_moe_route *op)
         return E_UNSUPPORTED;
     b.router = cuda_weight_dev(d, op->router);
     b.norm = cuda_weight_dev(d, op->norm);
+    if (a->router.p && aligned(a->x) && aligned(a->router.p) && route_team_fits(d, a)) {
+        unsigned size = (unsigned)a->experts / TEAM_EACH;
+        if (size > 8 && cudaFuncSetAttribute(route_team_kernel,
+                                             cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
+            return E_DEVICE;
+        return cuda_launch_cluster(d, route_team_kernel, dim3(size),
+                                   (unsigned)cuda_div_up(a->router.k, 256) * 32, 0, size, *a);
+    }
     size_t row = (size_t)(2 * a->experts + GROUPS_MAX) * sizeof(float);
     size_t smem = (size_t)a->router.k * sizeof(float);
     smem = smem > row * FEW_WARPS ? smem : row * FEW_WARPS;

@@ -42,6 +42,10 @@ int stream_bf16(struct dev *d, const struct stream_args *a)
     if (a->narrow)
         return stream_launch<2, 2, 2, 2, 16, 1, X_BF16, false>(d, a);
     CHECK(a->rows <= 8);
+    if (!a->norm && !a->silu && a->tiles <= d->n_sm) /* a tile a block: a deeper ring */
+        return stream_launch<1, 1, 2, 4, 16, 1, X_F32, false>(d, a);
+    if (a->norm && !a->silu && a->k <= 2048 && a->tiles > 2 * d->n_sm && a->tiles <= 3 * d->n_sm)
+        return stream_launch<3, 1, 2, 2, 16, 1, X_NORM, false>(d, a); /* one pass */
     return a->norm ? stream_launch<2, 1, 2, 2, 16, 1, X_NORM, false>(d, a)
                    : stream_launch<2, 1, 2, 2, 16, 1, X_F32, false>(d, a);
 }

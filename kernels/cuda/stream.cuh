@@ -137,6 +137,11 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
         ask(i);
     cuda_wait();
 
+    /* few rows come near in one go, or each chunk would wait for its own */
+    bool near = (int64_t)a.rows * a.k <= WARPS * 32 * 32 && a.ldx == a.k && X != X_BF16;
+    float touched = 0;
+    if (near && (int)threadIdx.x * 32 < a.rows * a.k)
+        touched = a.x[threadIdx.x * 32];
     float xr[SUB][NT][XN], square[NT] = {}, scale[SUB][MT];
     uint4 xn[SUB][NT][XN / 8];
     auto load_x = [&](int pass, int c) {
@@ -174,6 +179,8 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     };
     if (passes * nc > 0)
         load_x(0, 0);
+    if (near)
+        sums[threadIdx.x] = touched; /* keeps the load */
     if (NORM) {
         cp_wait<D - 1>();
         __syncthreads();
