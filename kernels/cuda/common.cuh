@@ -28,6 +28,7 @@ struct cuda_plan { /* one cuBLASLt product shape (gemm.cu) */
     int64_t n, k;
     int m; /* bucket */
     bool accumulate, narrow;
+    int batch;
     cublasLtMatmulAlgo_t algo;
 };
 

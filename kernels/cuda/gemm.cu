@@ -11,13 +11,21 @@ extern "C" {
 #include "engine/base/check.h"
 }
 
-enum { TRIALS = 6, REPEATS = 3 };
+enum { TRIALS = 12, REPEATS = 3 };
 static const int64_t TIMED_MIN = (int64_t)1 << 20; /* weights of fewer elements are not timed */
 
 struct shape {
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, c;
 };
+
+static bool batched(cublasLtMatrixLayout_t m, int batch, int64_t step)
+{
+    return cublasLtMatrixLayoutSetAttribute(m, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                            sizeof batch) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(m, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step,
+                                            sizeof step) == CUBLAS_STATUS_SUCCESS;
+}
 
 static bool shape_open(struct shape *s, const struct gemm *g, int m)
 {
@@ -34,7 +42,9 @@ static bool shape_open(struct shape *s, const struct gemm *g, int m)
            cublasLtMatrixLayoutCreate(&s->b, CUDA_R_16BF, (uint64_t)g->k, (uint64_t)m, g->k) ==
                CUBLAS_STATUS_SUCCESS &&
            cublasLtMatrixLayoutCreate(&s->c, g->narrow ? CUDA_R_16BF : CUDA_R_32F, (uint64_t)g->n,
-                                      (uint64_t)m, g->ldo) == CUBLAS_STATUS_SUCCESS;
+                                      (uint64_t)m, g->ldo) == CUBLAS_STATUS_SUCCESS &&
+           (g->batch < 2 || (batched(s->a, g->batch, g->w_step) && batched(s->b, g->batch, 0) &&
+                             batched(s->c, g->batch, g->out_step)));
 }
 
 static void shape_close(struct shape *s)
@@ -128,7 +138,7 @@ static const struct cuda_plan *find(const struct dev *d, const struct gemm *g, i
     for (int i = 0; i < d->n_plan; i++) {
         const struct cuda_plan *p = &d->plan[i];
         if (p->n != g->n || p->k != g->k || p->accumulate != g->accumulate ||
-            p->narrow != g->narrow)
+            p->narrow != g->narrow || p->batch != g->batch)
             continue;
         if (p->m == b)
             return p;
@@ -148,6 +158,7 @@ static const struct cuda_plan *keep(struct dev *d, const struct gemm *g, int b,
     p->k = g->k;
     p->accumulate = g->accumulate;
     p->narrow = g->narrow;
+    p->batch = g->batch;
     p->algo = *algo;
     return p;
 }
@@ -158,8 +169,10 @@ static const struct cuda_plan *choose(struct dev *d, const struct gemm *g, int b
     cublasLtMatmulHeuristicResult_t h[TRIALS];
     struct gemm t = *g;
     int64_t half = (int64_t)(CUDA_SCRATCH_BYTES / 2), m = b;
-    m = m * g->ldo * 4 > half ? half / (g->ldo * 4) : m;
+    int64_t row = g->ldo * 4 * (g->batch > 1 ? g->batch : 1);
+    m = m * row > half ? half / row : m;
     m = m * g->k * 2 > half ? half / (g->k * 2) : m;
+    t.out_step = m * g->ldo;
     struct shape s;
     const struct cuda_plan *p = NULL;
     t.x = d->scratch;

@@ -12,6 +12,10 @@ struct gemm {
     int m;
     int64_t n, k;
     bool accumulate, narrow;
+    /* `batch` (0: 1) such products of the same x at once: weights w_step elements apart, results
+     * out_step elements of theirs. */
+    int batch;
+    int64_t w_step, out_step;
 };
 
 /* cuBLASLt wants 16-byte aligned operands and leading dimensions. */
