@@ -118,13 +118,18 @@ void twin_same(struct twins *t, const struct twin *w, size_t bytes, const char *
     mem_free(g);
 }
 
+/* A prime: a large weight repeats itself, nowhere at the same place of a row or a tile. */
+enum { PERIOD = 1000003 };
+
 struct weight twin_weight(struct twins *t, enum dtype dt, int64_t n, int64_t k, float scale)
 {
     struct err e = {0};
-    size_t count = (size_t)(n * k);
+    size_t count = (size_t)(n * k), size = dtype_size(dt), drawn = count;
     struct weight w = {.dt = dt, .n = n, .k = k};
-    char *p = twin_new(t, count * dtype_size(dt))->p[SIDE_CPU]; /* its host side lives as long */
-    for (size_t i = 0; i < count; i++) {
+    char *p = twin_new(t, count * size)->p[SIDE_CPU]; /* its host side lives as long */
+    if (drawn > PERIOD)
+        drawn = PERIOD;
+    for (size_t i = 0; i < drawn; i++) {
         float f = scale * (float)rng_normal(&t->rng);
         if (dt == DT_F32)
             ((float *)(void *)p)[i] = f;
@@ -133,8 +138,10 @@ struct weight twin_weight(struct twins *t, enum dtype dt, int64_t n, int64_t k, 
         else
             ((uint8_t *)p)[i] = (uint8_t)(rng_below(&t->rng, 2) << 7 | rng_below(&t->rng, 0x70));
     }
+    for (size_t i = drawn; i < count; i++)
+        memcpy(p + i * size, p + (i - PERIOD) * size, size);
     w.p = p;
-    MUST(dev_cuda.mirror(t->gpu, p, count * dtype_size(dt), &e));
+    MUST(dev_cuda.mirror(t->gpu, p, count * size, &e));
     if (dt == DT_F8E4M3) {
         size_t blocks = (size_t)((n + 127) / 128 * ((k + 127) / 128));
         float *s = twin_new(t, blocks * sizeof *s)->p[SIDE_CPU];
