@@ -13,8 +13,8 @@ export GPU_SMALL=1
 # slowest by far, leaves them out.
 cases_of() {
     case $1 in
-    racecheck) echo gpu_ops gpu_fused gpu_moe gpu_slots gpu_attn:attention gpu_attn:bf16_caches ;;
-    *) echo gpu_spec:replay gpu_spec:steps gpu_model gpu_attn:bf16_caches gpu_attn:attention gpu_ops gpu_fused \
+    racecheck) echo gpu_ops gpu_fused gpu_wide gpu_moe gpu_slots gpu_attn:attention gpu_attn:bf16_caches ;;
+    *) echo gpu_spec:replay gpu_spec:steps gpu_model gpu_attn:bf16_caches gpu_attn:attention gpu_ops gpu_fused gpu_wide \
         gpu_moe gpu_slots gpu_load ;;
     esac
 }

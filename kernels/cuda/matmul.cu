@@ -1,10 +1,10 @@
 /* Products: which kernel for which type and number of rows.
+ *  - 9 to 64 rows on sm_90a, fp8 or a large bf16 weight: wide.cu, activations rounded to bf16;
  *  - up to 16 rows, bf16 or fp8: stream.cuh, bound by the weight's bytes; activations keep fp32's
  *    precision up to 8 rows, above they are rounded to bf16 once (their traffic would bound it);
- *  - fp8 up to 64 rows: mid_fp8.cu;
  *  - more rows, or a GPU without the shared memory to stream: activations rounded to bf16 (fp8
- * weights expanded) into the device's scratch, then cuBLASLt (gemm.cu) with fp32 output, bound by
- * the weight's bytes, then by the tensor cores;
+ *    weights expanded) into the device's scratch, then cuBLASLt (gemm.cu) with fp32 output, bound
+ *    by the weight's bytes, then by the tensor cores;
  *  - anything else (fp32, f16, odd K): a warp a column, for small router and test shapes.
  * Sums are fp32 throughout. */
 #include "kernels/cuda/product.cuh"
@@ -71,7 +71,7 @@ static int plain_run(struct dev *d, const struct op_matmul *a)
 
 /* grid (rows, ceil(k / 1024)) */
 __global__ void __launch_bounds__(256)
-    rows_to_bf16_kernel(__nv_bfloat16 *out, const float *x, int64_t ldx, int64_t k)
+    rows_to_bf16_kernel(__nv_bfloat16 *out, const float *x, int64_t ldx, int64_t k, bool pairs)
 {
     int64_t j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 4;
     cuda_trigger();
@@ -79,14 +79,14 @@ __global__ void __launch_bounds__(256)
     if (j >= k)
         return;
     float4 v = *(const float4 *)(x + blockIdx.x * ldx + j);
-    *(uint2 *)(out + blockIdx.x * k + j) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    put_bf16(out + blockIdx.x * k, j, pairs, v.x, v.y, v.z, v.w);
 }
 
 int rows_to_bf16(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ldx, int rows,
-                 int64_t k)
+                 int64_t k, bool pairs)
 {
     dim3 grid((unsigned)rows, (unsigned)cuda_div_up(k, 1024));
-    return cuda_launch(d, rows_to_bf16_kernel, grid, 256, 0, out, x, ldx, k);
+    return cuda_launch(d, rows_to_bf16_kernel, grid, 256, 0, out, x, ldx, k, pairs);
 }
 
 /* Weight rows row0 … as bf16; grid: rows */
@@ -125,7 +125,7 @@ static int many_rows(struct dev *d, const struct op_matmul *a)
     int64_t cols = expand ? cuda_min(half / 4 * 4, a->w.n) : a->w.n;
     for (int64_t r0 = 0; r0 < a->rows; r0 += half) {
         int m = (int)cuda_min(a->rows - r0, half);
-        TRY(rows_to_bf16(d, xb, a->x + r0 * a->ldx, a->ldx, m, k));
+        TRY(rows_to_bf16(d, xb, a->x + r0 * a->ldx, a->ldx, m, k, false));
         for (int64_t n0 = 0; n0 < a->w.n; n0 += cols) {
             struct gemm g = {};
             g.out = a->out + r0 * a->ldo + n0;
@@ -158,7 +158,7 @@ static int few_rows(struct dev *d, const struct op_matmul *a)
         s.accumulate = a->accumulate;
         if (s.rows > STREAM_SPLIT_MAX) {
             s.narrow = (const __nv_bfloat16 *)d->scratch;
-            TRY(rows_to_bf16(d, (__nv_bfloat16 *)d->scratch, s.x, s.ldx, s.rows, a->w.k));
+            TRY(rows_to_bf16(d, (__nv_bfloat16 *)d->scratch, s.x, s.ldx, s.rows, a->w.k, false));
         }
         stream_add(&s, &a->w, &a->bias, a->out + r0 * a->ldo, a->ldo);
         TRY(stream_run(d, &s, a->w.dt));
@@ -166,15 +166,30 @@ static int few_rows(struct dev *d, const struct op_matmul *a)
     return OK;
 }
 
+static int wide_rows(struct dev *d, const struct op_matmul *a)
+{
+    struct wide p = {};
+    TRY(rows_to_bf16(d, (__nv_bfloat16 *)d->scratch, a->x, a->ldx, a->rows, a->w.k,
+                     a->w.dt == DT_F8E4M3));
+    p.x = d->scratch;
+    p.rows = a->rows;
+    p.n = 1;
+    p.w[0] = a->w;
+    p.bias[0] = a->bias;
+    p.out[0] = a->out;
+    p.ldo[0] = a->ldo;
+    p.accumulate = a->accumulate;
+    return wide_run(d, &p);
+}
+
 int product_run(struct dev *d, const struct op_matmul *a)
 {
-    bool fp8 = a->w.dt == DT_F8E4M3;
     if (!stream_fits(&a->w, a->x, a->ldx))
         return plain_run(d, a);
+    if (wide_fits(d, &a->w, 1, a->rows))
+        return wide_rows(d, a);
     if (a->rows <= d->stream_rows)
         return few_rows(d, a);
-    if (fp8 && a->rows <= MID_ROWS_MAX)
-        return mid_fp8_run(d, a);
     bool lt = a->w.n % 4 == 0 && a->ldo % 4 == 0 && ((uintptr_t)a->out & 15) == 0;
     return lt ? many_rows(d, a) : d->stream_rows ? few_rows(d, a) : plain_run(d, a);
 }

@@ -38,4 +38,18 @@ static __device__ __forceinline__ void fp8_pairs(uint32_t w, uint32_t *even, uin
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(*even) : "r"(e), "r"(up), "r"(zero));
 }
 
+/* Four bf16 values at j (a multiple of 4) of a row. `pairs`: in the order that products with fp8
+ * weights want, elements 0, 2, 4, ... of 16 ahead of 1, 3, 5, ... */
+static __device__ __forceinline__ void put_bf16(__nv_bfloat16 *row, int64_t j, bool pairs, float a,
+                                                float b, float c, float d)
+{
+    if (pairs) {
+        row += j / 16 * 16 + j % 16 / 2;
+        *(uint32_t *)row = pack_bf16(a, c);
+        *(uint32_t *)(row + 8) = pack_bf16(b, d);
+    } else {
+        *(uint2 *)(row + j) = make_uint2(pack_bf16(a, b), pack_bf16(c, d));
+    }
+}
+
 #endif

@@ -4,20 +4,19 @@
 
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/stream.cuh"
+#include "kernels/cuda/wide.h"
 
-/* Rows up to which the streaming kernel keeps activations' fp32 precision (two bf16 parts), and up
- * to which fp8 weights have a kernel of their own. */
-enum { STREAM_SPLIT_MAX = 8, MID_ROWS_MAX = 64 };
+/* Rows up to which the streaming kernel keeps activations' fp32 precision (two bf16 parts). */
+enum { STREAM_SPLIT_MAX = 8 };
 
 static inline int64_t cuda_min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-int mid_fp8_run(struct dev *d, const struct op_matmul *a);
-/* out [rows, k] dense bf16. k % 4 == 0, rows of x 16-byte aligned. */
+/* out [rows, k] dense bf16. k % 4 == 0, rows of x 16-byte aligned. `pairs`: see put_bf16. */
 int rows_to_bf16(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ldx, int rows,
-                 int64_t k);
+                 int64_t k, bool pairs);
 /* out[:,j] += bias[n0 + j], j < n, if there is a bias. */
 int add_bias(struct dev *d, float *out, int64_t ldo, int rows, const struct weight *bias,
              int64_t n0, int64_t n);

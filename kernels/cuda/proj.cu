@@ -1,4 +1,6 @@
 /* Grouped products of the same rows (op_proj) and the gated MLP (op_mlp).
+ *  - 9 to 64 rows of fp8 or large weights on sm_90a: the norm writes bf16, then launches of wide.cu
+ *    as below, SiLU in the first one's epilogue;
  *  - up to 16 rows: one weight-streaming launch for all products of the rows; one for gate and up
  *    with SiLU and the product in its epilogue, one for down. Up to 8 rows the norm is inside the
  *    launch, above it writes bf16 for it;
@@ -7,28 +9,55 @@
  *  - anything else: the single operations. */
 #include "kernels/cuda/product.cuh"
 
-/* One block a row: out = bf16(w x / rms), or bf16(x) without a norm. k % 4 == 0. */
-__global__ void __launch_bounds__(256)
-    norm_to_bf16_kernel(__nv_bfloat16 *out, const float *x, int64_t ldx, struct weight w, float eps)
+enum { NORM_THREADS = 512 };
+
+/* One block a row: out = bf16(w x / rms). k % 4 == 0, at most V * NORM_THREADS * 4; V 0: any. */
+template <int V>
+__global__ void __launch_bounds__(NORM_THREADS)
+    norm_to_bf16_kernel(__nv_bfloat16 *out, const float *x, int64_t ldx, struct weight w, float eps,
+                        bool pairs)
 {
-    int k = (int)w.k;
-    cuda_trigger();
-    cuda_wait();
+    int k = (int)w.k, j0 = threadIdx.x * 4;
     const float *row = x + blockIdx.x * ldx;
-    float s = 0;
-    for (int j = threadIdx.x * 4; j < k; j += blockDim.x * 4) {
-        float4 v = *(const float4 *)(row + j);
-        s += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
-    s = rsqrtf(cuda_block_sum(s) / (float)k + eps);
-    for (int j = threadIdx.x * 4; j < k; j += blockDim.x * 4) {
-        float4 v = *(const float4 *)(row + j);
-        float n[4];
+    out += (int64_t)blockIdx.x * k;
+    float4 v[V ? V : 1];
+    float n[V ? V : 1][4], s = 0;
+    cuda_trigger();
+    auto weights = [&](float *to, int j) {
         for (int i = 0; i < 4; i++)
-            n[i] = s * cuda_load(w.p, w.dt, j + i);
-        *(uint2 *)(out + (int64_t)blockIdx.x * k + j) =
-            make_uint2(pack_bf16(v.x * n[0], v.y * n[1]), pack_bf16(v.z * n[2], v.w * n[3]));
+            to[i] = cuda_load(w.p, w.dt, j + i);
+    };
+    auto add = [&](const float4 &f) { s += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w; };
+    auto put = [&](int j, const float4 &f, const float *m) {
+        put_bf16(out, j, pairs, f.x * (s * m[0]), f.y * (s * m[1]), f.z * (s * m[2]),
+                 f.w * (s * m[3]));
+    };
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        if (j0 + i * NORM_THREADS * 4 < k)
+            weights(n[i], j0 + i * NORM_THREADS * 4);
+    cuda_wait();
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        int j = j0 + i * NORM_THREADS * 4;
+        v[i] = j < k ? *(const float4 *)(row + j) : make_float4(0, 0, 0, 0);
     }
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        add(v[i]);
+    if (V == 0)
+        for (int j = j0; j < k; j += NORM_THREADS * 4)
+            add(*(const float4 *)(row + j));
+    s = rsqrtf(cuda_block_sum(s) / (float)k + eps);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        if (j0 + i * NORM_THREADS * 4 < k)
+            put(j0 + i * NORM_THREADS * 4, v[i], n[i]);
+    if (V == 0)
+        for (int j = j0; j < k; j += NORM_THREADS * 4) {
+            weights(n[0], j);
+            put(j, *(const float4 *)(row + j), n[0]);
+        }
 }
 
 /* gate = silu(gate + gate_b) * (up + up_b), [rows, n] dense bf16, n % 8 == 0; grid (ceil(n / 2048),
@@ -64,12 +93,15 @@ __global__ void __launch_bounds__(256)
 
 /* The rows as bf16 in the scratch, normalised if there is a norm. */
 static int rows_in(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ldx, int rows,
-                   int64_t k, const struct weight *norm, float eps)
+                   int64_t k, const struct weight *norm, float eps, bool pairs)
 {
     if (!norm->p)
-        return rows_to_bf16(d, out, x, ldx, rows, k);
-    return cuda_launch(d, norm_to_bf16_kernel, dim3((unsigned)rows), 256, 0, out, x, ldx, *norm,
-                       eps);
+        return rows_to_bf16(d, out, x, ldx, rows, k, pairs);
+    auto kernel = k <= 2 * NORM_THREADS * 4   ? norm_to_bf16_kernel<2>
+                  : k <= 4 * NORM_THREADS * 4 ? norm_to_bf16_kernel<4>
+                                              : norm_to_bf16_kernel<0>;
+    return cuda_launch(d, kernel, dim3((unsigned)rows), NORM_THREADS, 0, out, x, ldx, *norm, eps,
+                       pairs);
 }
 
 /* y = norm(x) by the operation itself; weights have device addresses, which it would resolve. */
@@ -101,7 +133,7 @@ static int stream_rows(struct dev *d, struct stream_args *s, const float *x, int
     s->eps = eps;
     if (rows > STREAM_SPLIT_MAX) {
         s->narrow = (const __nv_bfloat16 *)d->scratch;
-        return rows_in(d, (__nv_bfloat16 *)d->scratch, x, ldx, rows, k, norm, eps);
+        return rows_in(d, (__nv_bfloat16 *)d->scratch, x, ldx, rows, k, norm, eps, false);
     }
     if (norm->p && (norm->dt != DT_BF16 || ((uintptr_t)norm->p & 15))) {
         s->x = y;
@@ -130,26 +162,39 @@ extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
 {
     struct op_proj a = *op;
     struct stream_args s = {};
-    bool stream = a.rows <= d->stream_rows, lt = !stream;
+    struct wide p = {};
+    bool all = true, stream = a.rows <= d->stream_rows, lt = !stream;
     a.norm = cuda_weight_dev(d, op->norm);
     for (int i = 0; i < a.n; i++) {
         a.w[i] = cuda_weight_dev(d, op->w[i]);
         a.bias[i] = cuda_weight_dev(d, op->bias[i]);
         bool fits = stream_fits(&a.w[i], a.x, a.ldx);
+        all = all && fits;
         stream = stream && fits && a.w[i].dt == a.w[0].dt;
         lt = lt && fits && a.w[i].dt == DT_BF16 && a.w[i].n % 4 == 0 && a.ldo[i] % 4 == 0 &&
              ((uintptr_t)a.out[i] & 15) == 0;
         stream_add(&s, &a.w[i], &a.bias[i], a.out[i], a.ldo[i]);
+        p.w[i] = a.w[i];
+        p.bias[i] = a.bias[i];
+        p.out[i] = a.out[i];
+        p.ldo[i] = a.ldo[i];
     }
     int64_t k = a.w[0].k, half = (int64_t)(CUDA_SCRATCH_BYTES / 2) / (k * 2);
     __nv_bfloat16 *xb = (__nv_bfloat16 *)d->scratch;
+    if (all && wide_fits(d, a.w, a.n, a.rows)) {
+        TRY(rows_in(d, xb, a.x, a.ldx, a.rows, k, &a.norm, a.eps, a.w[0].dt == DT_F8E4M3));
+        p.x = xb;
+        p.rows = a.rows;
+        p.n = a.n;
+        return wide_run(d, &p);
+    }
     if (stream) {
         TRY(stream_rows(d, &s, a.x, a.ldx, a.rows, k, &a.norm, &op->norm, a.eps, a.y));
         return stream_run(d, &s, a.w[0].dt);
     }
     for (int64_t r0 = 0; lt && r0 < a.rows; r0 += half) {
         int m = (int)cuda_min(a.rows - r0, half);
-        TRY(rows_in(d, xb, a.x + r0 * a.ldx, a.ldx, m, k, &a.norm, a.eps));
+        TRY(rows_in(d, xb, a.x + r0 * a.ldx, a.ldx, m, k, &a.norm, a.eps, false));
         for (int i = 0, n; i < a.n; i += n) {
             struct gemm g = {};
             n = i + 1 < a.n && a.ldo[i] == a.ldo[i + 1] &&
@@ -207,13 +252,40 @@ static int mlp_stream(struct dev *d, const struct op_mlp *a, const struct weight
     return stream_run(d, &t, a->down.dt);
 }
 
+static int mlp_wide(struct dev *d, const struct op_mlp *a)
+{
+    struct wide p = {}, q = {};
+    TRY(rows_in(d, (__nv_bfloat16 *)d->scratch, a->x, a->ldx, a->rows, a->gate.k, &a->norm, a->eps,
+                a->gate.dt == DT_F8E4M3));
+    p.x = d->scratch;
+    p.rows = q.rows = a->rows;
+    p.n = 2;
+    p.w[0] = a->gate;
+    p.w[1] = a->up;
+    p.bias[0] = a->gate_b;
+    p.bias[1] = a->up_b;
+    p.out[0] = a->g;
+    p.ldo[0] = a->gate.n;
+    p.silu = true;
+    p.pairs = a->down.dt == DT_F8E4M3;
+    TRY(wide_run(d, &p));
+    q.x = a->g;
+    q.n = 1;
+    q.w[0] = a->down;
+    q.bias[0] = a->down_b;
+    q.out[0] = a->out;
+    q.ldo[0] = a->ldo;
+    q.accumulate = true;
+    return wide_run(d, &q);
+}
+
 static int mlp_lt(struct dev *d, const struct op_mlp *a)
 {
     int64_t k = a->gate.k, n = a->gate.n, half = (int64_t)(CUDA_SCRATCH_BYTES / 2) / (k * 2);
     __nv_bfloat16 *xb = (__nv_bfloat16 *)d->scratch;
     for (int64_t r0 = 0; r0 < a->rows; r0 += half) {
         int m = (int)cuda_min(a->rows - r0, half);
-        TRY(rows_in(d, xb, a->x + r0 * a->ldx, a->ldx, m, k, &a->norm, a->eps));
+        TRY(rows_in(d, xb, a->x + r0 * a->ldx, a->ldx, m, k, &a->norm, a->eps, false));
         struct gemm g = {};
         g.x = xb;
         g.m = m;
@@ -291,6 +363,10 @@ extern "C" int cuda_do_mlp(struct dev *d, const struct op_mlp *op)
     a.down_b = cuda_weight_dev(d, op->down_b);
     bool fits = stream_fits(&a.gate, a.x, a.ldx) && stream_fits(&a.up, a.x, a.ldx) &&
                 stream_fits(&a.down, a.g, a.gate.n) && a.gate.dt == a.up.dt;
+    const struct weight gate_up[2] = {a.gate, a.up};
+    if (fits && a.gate.n % 8 == 0 && wide_fits(d, gate_up, 2, a.rows) &&
+        wide_fits(d, &a.down, 1, a.rows))
+        return mlp_wide(d, &a);
     if (fits && a.rows <= d->stream_rows)
         return mlp_stream(d, &a, &op->norm);
     bool lt = fits && a.gate.dt == DT_BF16 && a.down.dt == DT_BF16 && a.gate.n % 8 == 0 &&

@@ -21,6 +21,14 @@ static __device__ __forceinline__ void bar_init(uint64_t *bar, int count)
                  : "memory");
 }
 
+/* Arrives, with so many bytes to come from the copy engine before the barrier turns. */
+static __device__ __forceinline__ void bar_expect(uint64_t *bar, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar_at(bar)),
+                 "r"(bytes)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void bar_arrive(uint64_t *bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar_at(bar)) : "memory");
@@ -103,33 +111,57 @@ template <int N> static __device__ __forceinline__ void wg_hold(float (&d)[N][4]
 }
 
 #define WG_4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define WG_16(d, i) WG_4(d, i), WG_4(d, i + 1), WG_4(d, i + 2), WG_4(d, i + 3)
+#define WG_8(d, i) WG_4(d, i), WG_4(d, i + 1)
+#define WG_16(d, i) WG_8(d, i), WG_8(d, i + 2)
 #define WG_32(d, i) WG_16(d, i), WG_16(d, i + 4)
 #define WG_64(d, i) WG_32(d, i), WG_32(d, i + 8)
-#define WG_N32                                                                                     \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
-    "%25,%26,%27,%28,%29,%30,%31"
+#define WG_N8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define WG_N16 WG_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define WG_N32 WG_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WG_N64                                                                                     \
     WG_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
            "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WG_MUL(N, LIST, A, B, ADD, ...)                                                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST "}, " A ", " B  \
+                 ", p, 1, 1, 0, 0;\n}"                                                             \
+                 : __VA_ARGS__                                                                     \
+                 : "l"(a), "l"(b), "r"(add))
 
 /* d (+)= a b^T of 64 rows, N columns and 16 k; both operands wg_rows. */
 template <int N>
 static __device__ __forceinline__ void wg_mul(float (&d)[N / 8][4], uint64_t a, uint64_t b, int add)
 {
-    static_assert(N == 64 || N == 128, "width");
-    if constexpr (N == 64)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WG_N32
-                     "}, %32, %33, p, 1, 1, 0, 0;\n}"
-                     : WG_32(d, 0)
-                     : "l"(a), "l"(b), "r"(add));
+    static_assert(N == 16 || N == 32 || N == 64 || N == 128, "width");
+    if constexpr (N == 16)
+        WG_MUL(16, WG_N8, "%8", "%9", "%10", WG_8(d, 0));
+    else if constexpr (N == 32)
+        WG_MUL(32, WG_N16, "%16", "%17", "%18", WG_16(d, 0));
+    else if constexpr (N == 64)
+        WG_MUL(64, WG_N32, "%32", "%33", "%34", WG_32(d, 0));
     else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WG_N64
-                     "}, %64, %65, p, 1, 1, 0, 0;\n}"
-                     : WG_64(d, 0)
-                     : "l"(a), "l"(b), "r"(add));
+        WG_MUL(128, WG_N64, "%64", "%65", "%66", WG_64(d, 0));
+}
+
+#define WG_MUL_REGS(N, LIST, A, B, ADD, ...)                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST "}, {" A        \
+                 "}, " B ", p, 1, 1, 0;\n}"                                                        \
+                 : __VA_ARGS__                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
+/* The same with a in registers (as mma.m16n8k16 has it). */
+template <int N>
+static __device__ __forceinline__ void wg_mul_regs(float (&d)[N / 8][4], const uint32_t (&a)[4],
+                                                   uint64_t b, int add)
+{
+    static_assert(N == 16 || N == 32 || N == 64, "width");
+    if constexpr (N == 16)
+        WG_MUL_REGS(16, WG_N8, "%8,%9,%10,%11", "%12", "%13", WG_8(d, 0));
+    else if constexpr (N == 32)
+        WG_MUL_REGS(32, WG_N16, "%16,%17,%18,%19", "%20", "%21", WG_16(d, 0));
+    else
+        WG_MUL_REGS(64, WG_N32, "%32,%33,%34,%35", "%36", "%37", WG_32(d, 0));
 }
 
 /* d += a b: a in registers (as mma.m16n8k16 has it), b wg_cols. */

@@ -1,0 +1,141 @@
+/* Products of 9 to 64 rows: the shape of a launch (wide.cuh has the kernel). */
+#include "kernels/cuda/wide.cuh"
+
+extern "C" {
+#include "engine/base/check.h"
+}
+
+typedef CUresult encode_tiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                              const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function that makes tensor maps; NULL: none. */
+static encode_tiled *map_encoder(void)
+{
+    static void *fn;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    if (!fn && (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
+                                                 cudaEnableDefault, &found) != cudaSuccess ||
+                found != cudaDriverEntryPointSuccess))
+        fn = NULL;
+    return (encode_tiled *)fn;
+}
+
+/* Boxes of `box` rows by WIDE_ROW bytes of dense rows; what lies outside reads as 0. */
+static bool map_rows(CUtensorMap *m, enum dtype dt, const void *p, int64_t rows, int64_t k, int box)
+{
+    cuuint64_t size = dt == DT_BF16 ? 2 : 1;
+    cuuint64_t dims[2] = {(cuuint64_t)k, (cuuint64_t)rows}, stride[1] = {(cuuint64_t)k * size};
+    cuuint32_t boxes[2] = {WIDE_ROW / (cuuint32_t)size, (cuuint32_t)box}, steps[2] = {1, 1};
+    CUtensorMapDataType type =
+        size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    return map_encoder()(m, type, 2, (void *)p, dims, stride, boxes, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Where the kernel was the fastest on an H200, steps of whole models decided: fp8 always; bf16 if a
+ * launch has this many elements of weights. Less does not fill the device with its ring: streaming
+ * up to 16 rows and cuBLASLt above are as fast or faster. */
+static int64_t elements_min(bool fp8, int rows)
+{
+    const int64_t mi = (int64_t)1 << 20;
+    return fp8 ? 0 : (rows <= 16 ? 24 : 16) * mi;
+}
+
+bool wide_fits(const struct dev *d, const struct weight *w, int n, int rows)
+{
+    bool fp8 = w->dt == DT_F8E4M3;
+    int64_t elements = 0;
+    if (SPECD_CUDA_ARCH != 90 || d->sm != 90 || !d->stream_rows || rows < WIDE_ROWS_MIN ||
+        rows > WIDE_ROWS_MAX)
+        return false;
+    for (int i = 0; i < n; i++) {
+        if (w[i].dt != w->dt || (!fp8 && w[i].dt != DT_BF16) || w[i].k % (fp8 ? 64 : 8) ||
+            w[i].k < 128 || w[i].n < 64 || ((uintptr_t)w[i].p & 15))
+            return false;
+        elements += w[i].n * w[i].k;
+    }
+    return elements >= elements_min(fp8, rows) && map_encoder();
+}
+
+/* Tile and parts, as measured on an H200. Blocks fill three quarters of the room of two a
+ * multiprocessor: those of the next launch, which wait with their first weights asked for, take the
+ * rest. */
+static void choose(const struct dev *d, struct wide_args *a, bool fp8)
+{
+    int room = 2 * d->n_sm, fill = room * 3 / 4;
+    a->tile = a->units <= (fp8 ? fill / 2 : 2 * room) ? 2 : WIDE_UNITS_MAX;
+    int most = a->chunks / 2 < WIDE_CLUSTER_MAX ? a->chunks / 2 : WIDE_CLUSTER_MAX;
+    a->parts = fill / ((a->units + a->tile - 1) / a->tile);
+    a->parts = a->parts < most ? a->parts : most;
+    a->parts = a->parts > 1 ? a->parts : 1;
+}
+
+template <int N, bool FP8> static int launch(struct dev *d, struct wide_args *a)
+{
+    auto kernel = wide_kernel<N, FP8>;
+    static size_t allowed = 0;
+    int width = a->tile * WIDE_UNIT, stage = width * WIDE_ROW + N * (FP8 ? 256 : 128);
+    int per_part = (a->chunks + a->parts - 1) / a->parts;
+    int scales = FP8 ? a->tile * per_part * 4 : 0; /* past the ring */
+    a->stages = (WIDE_SMEM - 1024 - scales) / stage;
+    a->stages = a->stages < WIDE_STAGES_MAX ? a->stages : WIDE_STAGES_MAX;
+    a->stages = a->stages < per_part ? a->stages : per_part;
+    CHECK(a->stages > 0);
+    size_t ring = (size_t)a->stages * stage + scales;
+    size_t sums = (size_t)N * (width + 4) * 4, smem = 1024 + (ring > sums ? ring : sums);
+    if (smem > allowed) {
+        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) !=
+                cudaSuccess ||
+            cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared) != cudaSuccess)
+            return E_DEVICE;
+        allowed = smem;
+    }
+    int tiles = (a->units + a->tile - 1) / a->tile;
+    return cuda_launch_cluster(d, kernel, dim3((unsigned)(tiles * a->parts)), WIDE_THREADS, smem,
+                               (unsigned)a->parts, *a);
+}
+
+int wide_run(struct dev *d, const struct wide *p)
+{
+    struct wide_args a = {};
+    int n = p->rows <= 16 ? 16 : p->rows <= 32 ? 32 : 64;
+    int64_t k = p->w[0].k;
+    bool fp8 = p->w[0].dt == DT_F8E4M3;
+    a.rows = p->rows;
+    a.n_w = p->n;
+    a.chunks = (int)cuda_div_up(k, fp8 ? 128 : 64);
+    a.accumulate = p->accumulate;
+    a.silu = p->silu;
+    a.pairs = p->pairs;
+    bool ok = map_rows(&a.x, DT_BF16, p->x, p->rows, k, n);
+    for (int i = 0; i < p->n; i++) {
+        struct wide_weight *w = &a.w[i];
+        ok = ok && map_rows(&w->map, p->w[i].dt, p->w[i].p, p->w[i].n, k, WIDE_UNIT);
+        w->scale = p->w[i].scale;
+        w->scale_dt = p->w[i].scale_dt;
+        w->out = p->out[i];
+        w->ldo = p->ldo[i];
+        w->bias = p->bias[i].p;
+        w->bias_dt = p->bias[i].dt;
+        w->n = (int)p->w[i].n;
+        w->unit0 = a.units;
+        w->vec = w->n % 4 == 0 && w->ldo % 4 == 0 && ((uintptr_t)w->out & 15) == 0;
+        a.units += (int)cuda_div_up(p->w[i].n, WIDE_UNIT);
+    }
+    if (!ok)
+        return E_DEVICE;
+    choose(d, &a, fp8);
+    switch (n) {
+    case 16:
+        return fp8 ? launch<16, true>(d, &a) : launch<16, false>(d, &a);
+    case 32:
+        return fp8 ? launch<32, true>(d, &a) : launch<32, false>(d, &a);
+    default:
+        return fp8 ? launch<64, true>(d, &a) : launch<64, false>(d, &a);
+    }
+}
