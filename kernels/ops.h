@@ -489,19 +489,19 @@ struct op_kv_move {
 
 /* Rows of draft-extend: the model drafter consumes every emitted token together with the target's
  * feature of the row that sampled it. For a live request i with a matching gen and SPEC_MODEL,
- * token j gives row out_row0(i) + j: tok, at = len + 1 + j, pos = at - shift, src = row[j] (the
+ * token j gives row i * each + j: tok, at = len + 1 + j, pos = at - shift, src = row[j] (the
  * feature's row in the pass just done). All other rows are padding with src = -1. tail[i] is the
- * row of the last token, -1 for requests without. out_row0 is req_row0 (verify's layout), or, when
- * req_row0 is NULL, i (prefill: one token a request). A gap between drf_next and the first of these
- * positions moves drf_first past it; drf_next becomes the position after the last. */
+ * row of the last token, -1 for requests without. No request emits more than `each`. A gap between
+ * drf_next and the first of these positions moves drf_first past it; drf_next becomes the position
+ * after the last. */
 struct op_draft_begin {
     struct slot_arrays s;
-    struct row_arrays out;                        /* [R] */
-    const int32_t *req_slot, *req_gen, *req_row0; /* [B] */
+    struct row_arrays out;             /* [reqs * each] */
+    const int32_t *req_slot, *req_gen; /* [B] */
     struct accept_out acc;
-    int32_t *src;  /* [R] */
+    int32_t *src;  /* [reqs * each] */
     int32_t *tail; /* [B] */
-    int reqs, rows, shift;
+    int reqs, each, shift;
 };
 
 /* Rows of the drafter's prefill, in the target's layout: request i's chunk of req_n rows from

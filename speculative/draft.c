@@ -22,6 +22,7 @@ struct spec {
     int32_t *tail;                 /* [B] */
     int32_t *keep_row, *keep_slot; /* [B] */
     float *source;                 /* [rows_max + S, feat] */
+    float *taps;                   /* [B * extend rows, n_tap * hidden of the target] */
     float *feat, *feat_out;        /* [rows_max, feat] */
     float *keep;                   /* [B, feat] */
     float *hidden;                 /* [rows_max, hidden of the drafter] */
@@ -38,11 +39,17 @@ struct spec {
 
 /* ---- memory ---- */
 
+static size_t tap_width(const struct spec *s)
+{
+    return (size_t)s->net.n_tap * (size_t)s->env.hidden;
+}
+
 static int pieces(struct spec *s, struct piece *out)
 {
     const struct spec_env *v = &s->env;
     size_t R = (size_t)s->rows_max, B = (size_t)v->reqs_max, F = (size_t)s->net.feat;
     size_t H = (size_t)s->net.hidden, S = (size_t)v->slots.n_slot;
+    size_t path = (size_t)spec_extend_rows(&v->shape), tap = tap_width(s);
     int n = 0;
 #define ADD(ptr, count) out[n++] = PIECE(ptr, count, DEV_MEM_DEVICE)
     n += pieces_rows(&s->row, R, s->net.n_group, out + n);
@@ -58,6 +65,7 @@ static int pieces(struct spec *s, struct piece *out)
     ADD(s->hidden, R * H);
     ADD(s->hidden_tail, B * H);
     ADD(s->source, (R + S) * F); /* without features: none of these */
+    ADD(s->taps, B * path * tap);
     ADD(s->feat, R * F);
     ADD(s->feat_out, R * F);
     ADD(s->keep, B * F);
@@ -72,10 +80,17 @@ static void begin(struct spec *s, const struct spec_env *env)
     s->rows_max = spec_drafter_rows(env);
 }
 
+/* An accepted path has no more rows than a verify, and no more than its root and all steps. */
+int spec_extend_rows(const struct spec_shape *s)
+{
+    return s->rows < s->steps + 1 ? s->rows : s->steps + 1;
+}
+
 int spec_drafter_rows(const struct spec_env *env)
 {
-    int verify = env->reqs_max * env->shape.rows, loop = env->reqs_max * env->shape.topk;
-    int n = verify > loop ? verify : loop;
+    int extend = env->reqs_max * spec_extend_rows(&env->shape);
+    int loop = env->reqs_max * env->shape.topk;
+    int n = extend > loop ? extend : loop;
     return n > env->prefill_rows_max ? n : env->prefill_rows_max;
 }
 
@@ -139,12 +154,17 @@ static int plan_role(struct spec *s, enum role role, int reqs, int rows, int qle
     return OK;
 }
 
-static int draft_plan(struct spec *s, int reqs, int rows, int depth, struct err *e)
+static int plan_round(struct spec *s, int reqs, int each, int depth, struct err *e)
 {
-    TRY(plan_role(s, DRF_EXTEND, reqs, rows, s->env.shape.steps + 1, e));
+    TRY(plan_role(s, DRF_EXTEND, reqs, reqs * each, each, e));
     if (depth > 1)
         TRY(plan_role(s, DRF_DECODE, reqs, reqs * s->env.shape.topk, s->env.shape.topk, e));
     return OK;
+}
+
+static int draft_plan(struct spec *s, int reqs, int depth, struct err *e)
+{
+    return plan_round(s, reqs, spec_extend_rows(&s->env.shape), depth, e);
 }
 
 /* One pass of the drafter over s->row, whose features are in s->feat. */
@@ -169,8 +189,15 @@ static int pass(struct spec *s, enum role role, int rows, struct err *e)
     return model_forward(s->env.drafter, &f, e);
 }
 
-/* The target's features of the pass that was just accepted. */
-static int take_features(struct spec *s, const struct spec_step *st, struct err *e)
+static int features_of(struct spec *s, const float *from, int rows, struct err *e)
+{
+    if (s->net.feat)
+        RUN(s, gather, .out = s->feat, .x = from, .idx = s->src, .rows = rows, .dim = s->net.feat);
+    return OK;
+}
+
+/* The target's features of all rows of a prefill. */
+static int features_of_all(struct spec *s, const struct spec_step *st, struct err *e)
 {
     if (!s->net.feat)
         return OK;
@@ -180,11 +207,14 @@ static int take_features(struct spec *s, const struct spec_step *st, struct err 
     return OK;
 }
 
-static int features_of(struct spec *s, const float *from, int rows, struct err *e)
+/* The target's features of the rows that were accepted. */
+static int features_of_path(struct spec *s, const struct spec_step *st, int rows, struct err *e)
 {
-    if (s->net.feat)
-        RUN(s, gather, .out = s->feat, .x = from, .idx = s->src, .rows = rows, .dim = s->net.feat);
-    return OK;
+    if (!s->net.n_tap)
+        return features_of(s, st->hidden, rows, e);
+    RUN(s, gather, .out = s->taps, .x = st->taps, .idx = s->src, .rows = rows,
+        .dim = (int)tap_width(s));
+    return model_feature(s->env.drafter, s->taps, rows, s->feat, e);
 }
 
 static int pick(struct spec *s, const struct spec_step *st, const float *hidden, int level,
@@ -208,14 +238,17 @@ static int stamp(struct spec *s, const struct spec_step *st, enum stamp which, s
     return OK;
 }
 
-/* Draft-extend over `rows` rows laid out by row0 (NULL: one a request). */
-static int extend(struct spec *s, const struct spec_step *st, const int32_t *row0, int rows,
-                  struct err *e)
+/* Draft-extend over `each` rows a request: those of its accepted path, or the root of a prefill. */
+static int extend(struct spec *s, const struct spec_step *st, int each, struct err *e)
 {
+    int rows = st->reqs * each;
     RUN(s, draft_begin, .s = s->env.slots, .out = s->row, .req_slot = st->req_slot,
-        .req_gen = st->req_gen, .req_row0 = row0, .acc = st->acc, .src = s->src, .tail = s->tail,
-        .reqs = st->reqs, .rows = rows, .shift = s->net.shift);
-    TRY(features_of(s, s->source, rows, e));
+        .req_gen = st->req_gen, .acc = st->acc, .src = s->src, .tail = s->tail, .reqs = st->reqs,
+        .each = each, .shift = s->net.shift);
+    if (st->prefill)
+        TRY(features_of(s, s->source, rows, e));
+    else
+        TRY(features_of_path(s, st, rows, e));
     TRY(pass(s, DRF_EXTEND, rows, e));
     RUN(s, gather, .out = s->hidden_tail, .x = s->hidden, .idx = s->tail, .rows = st->reqs,
         .dim = s->net.hidden);
@@ -239,10 +272,8 @@ static int loop(struct spec *s, const struct spec_step *st, int depth, struct er
 
 static int draft_propose(struct spec *s, const struct spec_step *st, int depth, struct err *e)
 {
-    if (st->part != SPEC_ROUND_LOOP) {
-        TRY(take_features(s, st, e));
-        TRY(extend(s, st, st->req_row0, st->n_row, e));
-    }
+    if (st->part != SPEC_ROUND_LOOP)
+        TRY(extend(s, st, spec_extend_rows(&s->env.shape), e));
     return st->part == SPEC_ROUND_EXTEND ? OK : loop(s, st, depth, e);
 }
 
@@ -251,7 +282,7 @@ static int draft_propose(struct spec *s, const struct spec_step *st, int depth, 
 static int draft_prefill(struct spec *s, const struct spec_step *st, int depth, struct err *e)
 {
     int feat = s->net.feat;
-    TRY(take_features(s, st, e));
+    TRY(features_of_all(s, st, e));
     RUN(s, draft_fill, .s = s->env.slots, .in = st->rows, .out = s->row, .req_slot = st->req_slot,
         .req_gen = st->req_gen, .req_row0 = st->req_row0, .req_n = st->req_n, .src = s->src,
         .keep_row = s->keep_row, .keep_slot = s->keep_slot, .reqs = st->reqs, .rows = st->n_row,
@@ -267,8 +298,8 @@ static int draft_prefill(struct spec *s, const struct spec_step *st, int depth, 
     }
     if (depth < 1)
         return OK;
-    TRY(draft_plan(s, st->reqs, st->reqs, depth, e));
-    TRY(extend(s, st, NULL, st->reqs, e));
+    TRY(plan_round(s, st->reqs, 1, depth, e));
+    TRY(extend(s, st, 1, e));
     return loop(s, st, depth, e);
 }
 

@@ -93,7 +93,7 @@ struct spec_algo {
      * complete the first drafts, `depth` deep. Not recorded. */
     int (*prefill)(struct spec *s, const struct spec_step *st, int depth, struct err *e);
     /* Host work before propose is run or replayed: the attention plans. */
-    int (*plan)(struct spec *s, int reqs, int rows, int depth, struct err *e);
+    int (*plan)(struct spec *s, int reqs, int depth, struct err *e);
     /* Writes the nodes of the slots whose mode is SPEC_MODEL, `depth` drafts deep (1 … steps). */
     int (*propose)(struct spec *s, const struct spec_step *st, int depth, struct err *e);
     void (*close)(struct spec *s);
@@ -107,6 +107,8 @@ const struct spec_algo *spec_find(const char *name);
  * when none is needed. A refusal names both sides. */
 int spec_choose(const struct spec_algo **out, struct model **drafter, const struct spec_conf *c,
                 const struct model_conf *draft_conf, struct model *target, struct err *e);
+/* Most rows of a request in draft-extend. */
+int spec_extend_rows(const struct spec_shape *s);
 /* Rows of the drafter's largest pass, for model_place. */
 int spec_drafter_rows(const struct spec_env *env);
 

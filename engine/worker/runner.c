@@ -238,7 +238,7 @@ static int draft(struct runner *r, const struct graph_key *k, enum spec_part par
     struct spec_step st = spec_step(r, k->reqs, k->rows, r->spec_env.shape.rows, false);
     st.part = part;
     if (r->algo->plan)
-        TRY(r->algo->plan(r->spec, k->reqs, k->rows, k->variant, e));
+        TRY(r->algo->plan(r->spec, k->reqs, k->variant, e));
     return r->algo->propose(r->spec, &st, k->variant, e);
 }
 
@@ -318,7 +318,7 @@ static int run_graph(struct runner *r, const struct graph_key *k, struct err *e)
     if (k->role == TGT_VERIFY)
         TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->spec_env.shape.rows, e));
     if (k->variant && r->algo->plan)
-        TRY(r->algo->plan(r->spec, k->reqs, k->rows, k->variant, e));
+        TRY(r->algo->plan(r->spec, k->reqs, k->variant, e));
     return graph_pool_replay(r->graphs, k, e);
 }
 
@@ -329,7 +329,7 @@ static int run_parts(struct runner *r, const struct graph_key *round, struct err
     want.role = DRF_DECODE;
     const struct graph_key *k = graph_pool_fit(r->graphs, &want);
     CHECK(k);
-    TRY(r->algo->plan(r->spec, round->reqs, round->rows, round->variant, e));
+    TRY(r->algo->plan(r->spec, round->reqs, round->variant, e));
     TRY(draft(r, round, SPEC_ROUND_EXTEND, e));
     return graph_pool_replay(r->graphs, k, e);
 }
@@ -339,7 +339,7 @@ static int decode(struct runner *r, struct step *s, struct err *e)
 {
     struct batch *b = &r->b;
     const struct graph_key *k, *both = NULL, *round = NULL;
-    int all = r->spec_env.shape.rows;
+    int each = spec_extend_rows(&r->spec_env.shape);
     k = graph_pool_fit(
         r->graphs, &(struct graph_key){.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max});
     CHECK(k); /* the planner's bounds are the pool's */
@@ -353,7 +353,7 @@ static int decode(struct runner *r, struct step *s, struct err *e)
         round = graph_pool_fit(r->graphs, &(struct graph_key){.role = DRF_EXTEND,
                                                               .variant = s->depth,
                                                               .reqs = s->n_draft,
-                                                              .rows = s->n_draft * all});
+                                                              .rows = s->n_draft * each});
         CHECK(round);
     }
     int reqs = round && round->reqs > k->reqs ? round->reqs : k->reqs;
@@ -674,13 +674,15 @@ int runner_keys(const struct runner *r, struct graph_key *out)
             struct graph_key k = {.role = DRF_EXTEND,
                                   .variant = depth,
                                   .reqs = buckets[i],
-                                  .rows = buckets[i] * s->rows};
+                                  .rows = buckets[i] * spec_extend_rows(s)};
             out[n++] = k;
-            k.role = TGT_VERIFY;
-            if (buckets[i] <= COMBINED_REQS)
+            if (r->conf.parts && depth == s->steps) {
+                k.role = DRF_DECODE;
                 out[n++] = k;
-            k.role = DRF_DECODE;
-            if (r->conf.parts && depth == s->steps)
+            }
+            k.role = TGT_VERIFY;
+            k.rows = buckets[i] * s->rows;
+            if (buckets[i] <= COMBINED_REQS)
                 out[n++] = k;
         }
     return n;

@@ -46,7 +46,7 @@ static int role_rows(const struct runner *r, enum role role)
     case TGT_VERIFY:
         return s->rows;
     case DRF_EXTEND:
-        return s->steps + 1;
+        return spec_extend_rows(s);
     case DRF_DECODE:
         return s->topk;
     case TGT_PREFILL:
@@ -260,12 +260,12 @@ static void attention_dims(struct runner *r)
         const struct model *m = runner_model(r, role);
         if (!m)
             continue;
-        int each = role == DRF_EXTEND ? r->spec_env.shape.rows : role_rows(r, role);
+        int each = role_rows(r, role);
         r->dims[role] = (struct graph_dims){
             .reqs = c->reqs_max,
             .seqs = c->reqs_max,
             .rows = each ? c->reqs_max * each : c->prefill_rows_max,
-            .qlen = each ? role_rows(r, role) : c->prefill_rows_max,
+            .qlen = each ? each : c->prefill_rows_max,
             .pages = r->info.pages_max[0],
             .role = role,
         };

@@ -57,7 +57,7 @@ int cpu_do_draft_begin(struct dev *d, const struct op_draft_begin *a)
 {
     (void)d;
     const struct row_arrays *o = &a->out;
-    for (int r = 0; r < a->rows; r++) {
+    for (int r = 0; r < a->reqs * a->each; r++) {
         cpu_row_pad(o, r);
         a->src[r] = -1;
     }
@@ -66,8 +66,8 @@ int cpu_do_draft_begin(struct dev *d, const struct op_draft_begin *a)
         a->tail[i] = -1;
         if (n <= 0 || !drafts(&a->s, slot, a->req_gen[i], SPEC_MODEL))
             continue;
-        int row0 = a->req_row0 ? a->req_row0[i] : i, at = a->acc.len[i] + 1;
-        CHECK(row0 + n <= a->rows && at >= a->shift);
+        int row0 = i * a->each, at = a->acc.len[i] + 1;
+        CHECK(n <= a->each && at >= a->shift);
         for (int j = 0; j < n; j++) {
             int r = row0 + j;
             o->tok[r] = a->acc.tok[(int64_t)i * LIM_EMIT + j];

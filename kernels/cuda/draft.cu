@@ -73,11 +73,11 @@ __global__ void draft_begin_kernel(struct op_draft_begin a)
     const struct row_arrays &o = a.out;
     cuda_trigger();
     cuda_wait();
-    pad_rows(o, a.src, a.rows);
+    pad_rows(o, a.src, a.reqs * a.each);
     for (int k = threadIdx.x; k < a.reqs * LIM_EMIT; k += blockDim.x) {
         int i = k / LIM_EMIT, j = k % LIM_EMIT, slot = a.req_slot[i], n = a.acc.n[i];
-        int row0 = a.req_row0 ? a.req_row0[i] : i, at = a.acc.len[i] + 1, r = row0 + j;
-        bool ok = n > 0 && row0 + n <= a.rows && drafts(a.s, slot, a.req_gen[i], SPEC_MODEL);
+        int row0 = i * a.each, at = a.acc.len[i] + 1, r = row0 + j;
+        bool ok = n > 0 && n <= a.each && drafts(a.s, slot, a.req_gen[i], SPEC_MODEL);
         if (j == 0) {
             a.tail[i] = ok ? row0 + n - 1 : -1;
             if (ok)

@@ -326,12 +326,11 @@ static void listing(struct rig *g)
                                    .out = g->next,
                                    .req_slot = g->req_slot,
                                    .req_gen = g->req_gen,
-                                   .req_row0 = g->req_row0,
                                    .acc = g->acc,
                                    .src = g->src,
                                    .tail = g->tail,
                                    .reqs = n,
-                                   .rows = n,
+                                   .each = 1,
                                    .shift = 1};
         double build = time_us(g, call_rows_build, &b), place = time_us(g, call_rows_place, &p);
         double note = time_us(g, call_rows_note, &o), acc = time_us(g, call_accept, &a);

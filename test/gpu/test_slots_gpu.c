@@ -10,7 +10,7 @@
 
 /* V: several blocks of the sampler share a row, and rows begin at any alignment. DV: a drafter's.
  */
-enum { S = 9, LEN = 64, V = 40003, DV = 9001, ROWS = 24, REQS = 10 };
+enum { S = 9, LEN = 64, V = 40003, DV = 9001, ROWS = 30, REQS = 10 };
 
 struct world {
     struct twins t;
@@ -464,12 +464,11 @@ static void draft_rows(struct world *w, struct draft_twin *d)
               .out = rows_of(w, side),
               .req_slot = P(w->req_slot),
               .req_gen = P(w->req_gen),
-              .req_row0 = P(w->req_row0),
               .acc = acc_of(w, side),
               .src = P(d->src),
               .tail = P(d->tail),
               .reqs = REQS,
-              .rows = ROWS,
+              .each = 3,
               .shift = 1}));
     world_same(w, "draft_begin");
     twin_same(t, d->src, d->src->bytes, "draft_begin src");

@@ -146,10 +146,9 @@ static void begin_one(const struct t_devs *t, struct rng *r, bool prefill)
 {
     struct round *b = round_new();
     struct world *w = &b->w;
-    int shift = (int)rng_below(r, 2);
+    int shift = (int)rng_below(r, 2), each = prefill ? 1 : 8;
     six_requests(w, r);
     for (int i = 0; i < REQS; i++) {
-        w->req_row0[i] = i * 8;
         w->acc_n[i] = i < 6 && !(prefill && i == 1) ? 1 + (prefill ? 0 : (int)rng_below(r, 6)) : 0;
         w->acc_len[i] = w->len[i < 6 ? i + 1 : 0] - w->acc_n[i];
         for (int j = 0; j < LIM_EMIT; j++) {
@@ -165,19 +164,18 @@ static void begin_one(const struct t_devs *t, struct rng *r, bool prefill)
                                .out = world_rows(w),
                                .req_slot = w->req_slot,
                                .req_gen = w->req_gen,
-                               .req_row0 = prefill ? NULL : w->req_row0,
                                .acc = world_acc(w),
                                .src = b->src,
                                .tail = b->tail,
                                .reqs = REQS,
-                               .rows = ROWS,
+                               .each = each,
                                .shift = shift};
     struct t_out o = {b, sizeof *b};
     int32_t next6 = w->acc_len[5] + 1;
     t_everywhere(t, "draft_begin", t_call_draft_begin, &a, &o, 1);
     int used = 0;
     for (int i = 0; i < REQS; i++) {
-        int n = drafts(i) ? w->acc_n[i] : 0, row0 = prefill ? i : i * 8, at = w->acc_len[i] + 1;
+        int n = drafts(i) ? w->acc_n[i] : 0, row0 = i * each, at = w->acc_len[i] + 1;
         ck_assert_int_eq(b->tail[i], n ? row0 + n - 1 : -1);
         for (int j = 0; j < n; j++, used++) {
             int row = row0 + j;
@@ -191,7 +189,7 @@ static void begin_one(const struct t_devs *t, struct rng *r, bool prefill)
         if (n)
             ck_assert_int_eq(w->drf_next[i + 1], at + n);
     }
-    for (int row = 0; row < ROWS; row++)
+    for (int row = 0; row < REQS * each; row++)
         used -= !is_padding(b, row);
     ck_assert_int_eq(used, 0);
     ck_assert_int_eq(w->drf_first[1], 1); /* no hole */
