@@ -32,7 +32,8 @@ enum dev_mem {
 
 /* What a steady decode must not do; tests compare these before and after. */
 struct dev_counts {
-    int64_t host_reads; /* copy_out calls */
+    int64_t host_reads;  /* copy_out calls */
+    int64_t host_writes; /* copy_in calls */
     int64_t syncs;      /* sync calls */
     int64_t allocs;     /* alloc calls */
     int64_t launches;   /* operations run eagerly */

@@ -242,6 +242,15 @@ static inline float *moe_ffn_shared(const struct op_moe_ffn *a)
 
 /* ---- slots and rows ---- */
 
+/* out[(*step % depth) * stride + index] = the device's clock in nanoseconds, for the times of the
+ * parts of one launch; pinned memory. An operation of its own, or a field of others, which note when
+ * all work before them was done and so cost no launch; there out NULL is none. */
+struct op_stamp {
+    int64_t *out;
+    const int64_t *step;
+    int depth, stride, index;
+};
+
 /* Where a request's drafts come from. */
 enum spec_mode { SPEC_OFF, SPEC_NGRAM, SPEC_MODEL };
 
@@ -346,6 +355,7 @@ struct op_rows_build {
     const int32_t *req_cap;            /* [B] >= 1; NULL: no cap */
     int32_t *req_row0, *req_n;         /* [B] */
     int reqs, rows;
+    struct op_stamp stamp;
 };
 
 /* Prefill rows: rows arrays tok/slot/pos/req were copied in; records them in hist/seen/count. */
@@ -468,6 +478,7 @@ struct op_accept {
     struct accept_out out;
     int reqs;
     bool prefill;
+    struct op_stamp stamp;
 };
 
 /* ---- speculation ---- */
@@ -502,6 +513,7 @@ struct op_draft_begin {
     int32_t *src;  /* [reqs * each] */
     int32_t *tail; /* [B] */
     int reqs, each, shift;
+    struct op_stamp stamp;
 };
 
 /* Rows of the drafter's prefill, in the target's layout: request i's chunk of req_n rows from
@@ -563,6 +575,7 @@ struct op_draft_pick {
     float *q;           /* [S][q_steps][s.vocab] or NULL */
     int reqs, topk, level, vocab, shift, q_steps;
     bool last;
+    struct op_stamp stamp;
 };
 
 /* The round's result: the `rows` - 1 (and at most spec_max) best nodes by score over all levels,
@@ -593,14 +606,7 @@ struct op_spec_note {
     struct ring_rec *ring;
     const int64_t *step;
     int ring_depth, ring_stride, reqs;
-};
-
-/* out[(*step % depth) * stride + index] = the device's clock in nanoseconds, for the times of the
- * parts of one launch; pinned memory. */
-struct op_stamp {
-    int64_t *out;
-    const int64_t *step;
-    int depth, stride, index;
+    struct op_stamp stamp;
 };
 
 /* clang-format off */

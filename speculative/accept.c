@@ -21,6 +21,8 @@ int spec_accept(const struct spec_env *env, const struct spec_step *st, struct e
         .reqs = st->reqs,
         .prefill = st->prefill,
     };
+    if (!st->prefill && env->shape.rows > 1)
+        a.stamp = (struct op_stamp){st->stamps, st->step, st->ring_depth, N_STAMPS, STAMP_VERIFY};
     if (env->ops->ops->accept(env->d, &a) < 0)
         return FAIL(e, E_DEVICE, "the acceptance step failed");
     return OK;

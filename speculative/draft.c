@@ -217,6 +217,13 @@ static int features_of_path(struct spec *s, const struct spec_step *st, int rows
     return model_feature(s->env.drafter, s->taps, rows, s->feat, e);
 }
 
+static struct op_stamp stamp(const struct spec_step *st, enum stamp which)
+{
+    if (st->prefill)
+        return (struct op_stamp){0};
+    return (struct op_stamp){st->stamps, st->step, st->ring_depth, N_STAMPS, which};
+}
+
 static int pick(struct spec *s, const struct spec_step *st, const float *hidden, int level,
                 bool last, struct err *e)
 {
@@ -226,15 +233,8 @@ static int pick(struct spec *s, const struct spec_step *st, const float *hidden,
         .req_slot = st->req_slot, .tail = s->tail, .logits = s->env.logits, .ldl = s->net.vocab,
         .d2t = model_d2t(s->env.drafter), .work = s->env.sample_work, .reqs = st->reqs, .topk = k,
         .level = level, .vocab = s->net.vocab, .shift = s->net.shift, .last = last, .q = s->env.q,
-        .q_steps = s->env.shape.steps);
-    return OK;
-}
-
-static int stamp(struct spec *s, const struct spec_step *st, enum stamp which, struct err *e)
-{
-    if (!st->prefill)
-        RUN(s, stamp, .out = st->stamps, .step = st->step, .depth = st->ring_depth,
-            .stride = N_STAMPS, .index = which);
+        .q_steps = s->env.shape.steps,
+        .stamp = level ? (struct op_stamp){0} : stamp(st, STAMP_EXTEND));
     return OK;
 }
 
@@ -244,7 +244,7 @@ static int extend(struct spec *s, const struct spec_step *st, int each, struct e
     int rows = st->reqs * each;
     RUN(s, draft_begin, .s = s->env.slots, .out = s->row, .req_slot = st->req_slot,
         .req_gen = st->req_gen, .acc = st->acc, .src = s->src, .tail = s->tail, .reqs = st->reqs,
-        .each = each, .shift = s->net.shift);
+        .each = each, .shift = s->net.shift, .stamp = stamp(st, STAMP_ACCEPT));
     if (st->prefill)
         TRY(features_of(s, s->source, rows, e));
     else
@@ -252,7 +252,7 @@ static int extend(struct spec *s, const struct spec_step *st, int each, struct e
     TRY(pass(s, DRF_EXTEND, rows, e));
     RUN(s, gather, .out = s->hidden_tail, .x = s->hidden, .idx = s->tail, .rows = st->reqs,
         .dim = s->net.hidden);
-    return stamp(s, st, STAMP_EXTEND, e);
+    return OK;
 }
 
 /* The first candidates, depth - 1 passes of the drafter, the nodes of the next verify. */
@@ -267,7 +267,7 @@ static int loop(struct spec *s, const struct spec_step *st, int depth, struct er
     }
     RUN(s, draft_build, .s = s->env.slots, .t = s->tree, .req_slot = st->req_slot, .tail = s->tail,
         .reqs = st->reqs, .topk = k, .levels = depth, .rows = s->env.shape.rows);
-    return stamp(s, st, STAMP_DRAFT, e);
+    return OK;
 }
 
 static int draft_propose(struct spec *s, const struct spec_step *st, int depth, struct err *e)

@@ -77,7 +77,8 @@ struct spec_step {
     int qlen; /* most rows of a request */
 };
 
-/* Device times inside a decode step: when it began, and when each of its parts was done. */
+/* Device times inside a decode step: when it began, and when each of its parts was done, as the
+ * first operation of the next part (or spec_note, the last of all) notes it. */
 enum stamp { STAMP_BEGIN, STAMP_VERIFY, STAMP_ACCEPT, STAMP_EXTEND, STAMP_DRAFT, N_STAMPS };
 
 struct spec_algo {

@@ -33,7 +33,6 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
     n += pieces_rows(&b->rows, R, c->n_group, out + n);
     ADD(b->req_slot, B);
     ADD(b->req_gen, B);
-    ADD(b->req_cap, B);
     ADD(b->req_row0, B);
     ADD(b->req_n, B);
     ADD(b->acc.n, B);
@@ -47,13 +46,8 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
     ADD(b->logits, M * V);
     ADD(b->sample_work, M * 4 * V);
     ADD(b->sample, M);
-    ADD(b->step, 1);
-    ADD(b->start, (size_t)c->slots_max);
-    ADD(b->stop, (size_t)c->slots_max);
-    ADD(b->set, (size_t)c->set_max);
-    ADD(b->n_start, 1);
-    ADD(b->n_stop, 1);
-    ADD(b->n_set, 1);
+    struct batch_in in;
+    ADD(b->in_mem, batch_in(&in, c, NULL));
     ADD(b->score_tok, M);
     ADD(b->score_top, M);
     ADD_PINNED(b->ring_decode, ring);
@@ -63,6 +57,27 @@ static int pieces(struct batch *b, const struct batch_conf *c, struct piece *out
 #undef ADD_PINNED
     CHECK(n <= PIECES_MAX);
     return n;
+}
+
+size_t batch_in(struct batch_in *out, const struct batch_conf *c, void *mem)
+{
+    enum { ALIGN = 16 };
+    size_t B = (size_t)c->reqs_max, slots = (size_t)c->slots_max, at = 0;
+#define PLACE(field, count)                                                                        \
+    out->field = mem ? (void *)((char *)mem + at) : NULL;                                          \
+    at = (at + (count) * sizeof *out->field + ALIGN - 1) / ALIGN * ALIGN
+    PLACE(step, 1);
+    PLACE(n_start, 1);
+    PLACE(n_stop, 1);
+    PLACE(n_set, 1);
+    PLACE(req_slot, B);
+    PLACE(req_gen, B);
+    PLACE(req_cap, B);
+    PLACE(stop, slots);
+    PLACE(set, (size_t)c->set_max);
+    PLACE(start, slots);
+#undef PLACE
+    return at;
 }
 
 size_t batch_bytes(const struct batch_conf *c)
@@ -82,7 +97,9 @@ int batch_open(struct batch *b, const struct batch_conf *c, const struct dev_ops
     b->slots.len_max = c->len_max;
     b->slots.vocab = c->vocab;
     struct piece p[PIECES_MAX];
-    return pieces_alloc(p, pieces(b, c, p), ops, d, e);
+    TRY(pieces_alloc(p, pieces(b, c, p), ops, d, e));
+    batch_in(&b->in, c, b->in_mem);
+    return OK;
 }
 
 void batch_close(struct batch *b, const struct dev_ops *ops, struct dev *d)

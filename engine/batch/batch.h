@@ -21,11 +21,22 @@ struct batch_conf {
     int ring_depth; /* steps whose records stay readable */
 };
 
+/* What the host says about a step, in one block of the same layout on both sides, so that one copy
+ * of its beginning brings it over. The starts, which are large and rare, are a copy of their own. */
+struct batch_in {
+    int64_t *step;                     /* [1] number of the step that runs */
+    int32_t *n_start, *n_stop, *n_set; /* [1] */
+    int32_t *req_slot, *req_gen, *req_cap; /* [B] of the decode */
+    int32_t *stop;                         /* [slots_max] */
+    struct page_set *set;                  /* [set_max] */
+    struct slot_start *start;              /* [slots_max] */
+};
+
 struct batch {
     struct batch_conf c;
     struct slot_arrays slots;
     struct row_arrays rows;
-    int32_t *req_slot, *req_gen, *req_cap, *req_row0, *req_n; /* [B] */
+    int32_t *req_slot, *req_gen, *req_row0, *req_n; /* [B] of the prefill pass; row0, n: of any */
     struct accept_out acc;                                    /* of the pass just accepted */
     int32_t *last_sample;      /* [B] prefill: index into sample, -1 */
     int32_t *gather;           /* [logits_max] rows to gather, -1 */
@@ -34,12 +45,8 @@ struct batch {
     float *logits;             /* [logits_max,V] */
     float *sample_work;        /* [logits_max,4V] */
     struct sample_out *sample; /* [logits_max] */
-    int64_t *step;             /* [1] number of the step that runs */
-    /* the host's updates, copied in at the start of a step */
-    struct slot_start *start; /* [slots_max] */
-    int32_t *stop;            /* [slots_max] */
-    struct page_set *set;     /* [set_max] */
-    int32_t *n_start, *n_stop, *n_set;
+    char *in_mem;
+    struct batch_in in; /* copied in at the start of a step */
     /* prompt scoring */
     int32_t *score_tok, *score_top; /* [logits_max] */
     /* pinned: written by operations, read by the host after the step */
@@ -47,6 +54,8 @@ struct batch {
     struct sample_out *score;                    /* [logits_max] */
 };
 
+/* Lays `out` over a block at mem; returns its bytes. */
+size_t batch_in(struct batch_in *out, const struct batch_conf *c, void *mem);
 /* Device bytes of a batch. */
 size_t batch_bytes(const struct batch_conf *c);
 int batch_open(struct batch *b, const struct batch_conf *c, const struct dev_ops *ops,

@@ -70,6 +70,7 @@ static void add_rows(struct sched *s, struct step *st, struct sreq *r, int cap)
     st->req_slot[i] = r->slot;
     st->req_gen[i] = s->slot[r->slot].gen;
     st->req_cap[i] = cap;
+    st->lookup |= r->g->p.spec_mode == SPEC_NGRAM;
     r->round = drafts(s, r) ? s->depth : 0;
     st->rows_max += cap;
     r->pending += int_min(cap, s->c.emit);
@@ -291,6 +292,7 @@ bool plan_step(struct sched *s)
         return false;
     st->n_stop = st->n_start = st->n_set = st->n_req = st->n_chunk = st->n_row = st->rows_max = 0;
     st->n_draft = 0;
+    st->lookup = false;
     memset(&st->err, 0, sizeof st->err);
     if (s->c.prefill_first)
         plan_prefill(s, st);

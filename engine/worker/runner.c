@@ -87,13 +87,13 @@ static struct spec_step spec_step(struct runner *r, int reqs, int rows, int qlen
     return (struct spec_step){
         .rows = r->b.rows,
         .sample = r->b.sample,
-        .req_slot = r->b.req_slot,
-        .req_gen = r->b.req_gen,
+        .req_slot = prefill ? r->b.req_slot : r->b.in.req_slot,
+        .req_gen = prefill ? r->b.req_gen : r->b.in.req_gen,
         .req_row0 = r->b.req_row0,
         .req_n = r->b.req_n,
         .last_sample = r->b.last_sample,
         .ring = prefill ? r->b.ring_prefill : r->b.ring_decode,
-        .step = r->b.step,
+        .step = r->b.in.step,
         .acc = r->b.acc,
         .hidden = r->b.hidden,
         .taps = r->taps,
@@ -133,13 +133,11 @@ static int agree(struct runner *r, int m, struct err *e)
 }
 
 /* Times of the parts of a step, for speculation: what it costs and how deep it pays. */
-static int stamp(struct runner *r, enum stamp which, struct err *e)
+static struct op_stamp stamp(const struct runner *r, enum stamp which)
 {
     if (r->spec_env.shape.rows == 1)
-        return OK;
-    struct op_stamp a = {r->stamps, r->b.step, RING_DEPTH, N_STAMPS, which};
-    RUN(r, stamp, &a);
-    return OK;
+        return (struct op_stamp){0};
+    return (struct op_stamp){r->stamps, r->b.in.step, RING_DEPTH, N_STAMPS, which};
 }
 
 /* The cache entries of an accepted path become consecutive. */
@@ -156,7 +154,7 @@ static int move_paths(struct runner *r, int reqs, struct err *e)
                                .table = v->table,
                                .pages_max = v->pages_max,
                                .page = v->page,
-                               .req_slot = r->b.req_slot,
+                               .req_slot = r->b.in.req_slot,
                                .req_row0 = r->b.req_row0,
                                .acc = r->b.acc,
                                .reqs = reqs};
@@ -177,8 +175,8 @@ static int reject(struct runner *r, int reqs, struct err *e)
                           .logits = r->b.logits,
                           .ldl = r->b.c.vocab,
                           .q = r->draft_q,
-                          .req_slot = r->b.req_slot,
-                          .req_gen = r->b.req_gen,
+                          .req_slot = r->b.in.req_slot,
+                          .req_gen = r->b.in.req_gen,
                           .req_row0 = r->b.req_row0,
                           .req_n = r->b.req_n,
                           .sample = r->b.sample,
@@ -190,6 +188,28 @@ static int reject(struct runner *r, int reqs, struct err *e)
     return OK;
 }
 
+/* Prompt lookup of the requests that asked for it. */
+static int look_up(struct runner *r, int reqs, struct err *e)
+{
+    const struct spec_shape *shape = &r->spec_env.shape;
+    struct op_draft_ngram a = {.s = r->b.slots,
+                               .req_slot = r->b.in.req_slot,
+                               .req_gen = r->b.in.req_gen,
+                               .reqs = reqs,
+                               .n_min = shape->ngram_min,
+                               .n_max = shape->ngram_max,
+                               .steps = shape->steps};
+    RUN(r, draft_ngram, &a);
+    return OK;
+}
+
+/* Every verify of a server whose algorithm it is looks up. Where a drafter is, few requests ask for
+ * it: then it is not recorded but follows the step, when one of them has such a request. */
+static bool looks_up_always(const struct runner *r)
+{
+    return r->spec_env.shape.ngram_max && !r->algo->propose;
+}
+
 /* From slots to ring records. */
 static int verify(struct runner *r, const struct graph_key *k, struct err *e)
 {
@@ -197,22 +217,21 @@ static int verify(struct runner *r, const struct graph_key *k, struct err *e)
     struct op_rows_build rb = {
         .s = r->b.slots,
         .out = r->b.rows,
-        .req_slot = r->b.req_slot,
-        .req_gen = r->b.req_gen,
-        .req_cap = r->b.req_cap,
+        .req_slot = r->b.in.req_slot,
+        .req_gen = r->b.in.req_gen,
+        .req_cap = r->b.in.req_cap,
         .req_row0 = r->b.req_row0,
         .req_n = r->b.req_n,
         .reqs = k->reqs,
         .rows = k->rows,
+        .stamp = stamp(r, STAMP_BEGIN),
     };
-    TRY(stamp(r, STAMP_BEGIN, e));
     TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, shape->rows, e));
     RUN(r, rows_build, &rb);
     TRY(place_rows(r, k->rows, e));
     TRY(forward(r, TGT_VERIFY, k->rows, e));
     TRY(model_logits(r->model, r->b.hidden, k->rows, r->b.logits, e));
     TRY(sample_rows(r, NULL, k->rows, e));
-    TRY(stamp(r, STAMP_VERIFY, e));
     if (shape->ratio)
         TRY(reject(r, k->reqs, e));
     TRY(agree(r, k->rows, e));
@@ -220,17 +239,7 @@ static int verify(struct runner *r, const struct graph_key *k, struct err *e)
     TRY(spec_accept(&r->spec_env, &st, e));
     if (shape->topk > 1)
         TRY(move_paths(r, k->reqs, e));
-    if (shape->ngram_max) {
-        struct op_draft_ngram a = {.s = r->b.slots,
-                                   .req_slot = r->b.req_slot,
-                                   .req_gen = r->b.req_gen,
-                                   .reqs = k->reqs,
-                                   .n_min = shape->ngram_min,
-                                   .n_max = shape->ngram_max,
-                                   .steps = shape->steps};
-        RUN(r, draft_ngram, &a);
-    }
-    return stamp(r, STAMP_ACCEPT, e);
+    return looks_up_always(r) ? look_up(r, k->reqs, e) : OK;
 }
 
 static int draft(struct runner *r, const struct graph_key *k, enum spec_part part, struct err *e)
@@ -243,18 +252,19 @@ static int draft(struct runner *r, const struct graph_key *k, enum spec_part par
 }
 
 /* Tells the host how many rows wait: the last work of a decode step that speculates. */
-static int note_rows(struct runner *r, int reqs, struct err *e)
+static int note_rows(struct runner *r, int reqs, struct op_stamp last, struct err *e)
 {
     if (r->spec_env.shape.rows == 1)
         return OK;
     struct op_spec_note a = {.s = r->b.slots,
-                             .req_slot = r->b.req_slot,
-                             .req_gen = r->b.req_gen,
+                             .req_slot = r->b.in.req_slot,
+                             .req_gen = r->b.in.req_gen,
                              .ring = r->b.ring_decode,
-                             .step = r->b.step,
+                             .step = r->b.in.step,
                              .ring_depth = RING_DEPTH,
                              .ring_stride = r->b.c.reqs_max,
-                             .reqs = reqs};
+                             .reqs = reqs,
+                             .stamp = last};
     RUN(r, spec_note, &a);
     return OK;
 }
@@ -267,7 +277,7 @@ static int graph_body_of(void *ud, const struct graph_key *k, struct err *e)
         TRY(verify(r, k, e));
     if (k->variant)
         TRY(draft(r, k, k->role == DRF_DECODE ? SPEC_ROUND_LOOP : SPEC_ROUND, e));
-    return note_rows(r, k->reqs, e);
+    return note_rows(r, k->reqs, stamp(r, k->variant ? STAMP_DRAFT : STAMP_ACCEPT), e);
 }
 
 static int copy_in(struct runner *r, void *dst, const void *src, size_t n, size_t size,
@@ -276,30 +286,38 @@ static int copy_in(struct runner *r, void *dst, const void *src, size_t n, size_
     return n ? r->ops->copy_in(r->d, dst, src, n * size, e) : OK;
 }
 
+/* What the scheduler said: one copy, and one more when requests start. */
+static int bring_in(struct runner *r, struct step *s, int reqs, struct err *e)
+{
+    struct batch *b = &r->b;
+    struct batch_in in;
+    CHECK(s->n_stop <= b->c.slots_max && s->n_start <= b->c.slots_max && s->n_set <= s->set_max);
+    batch_in(&in, &b->c, s->in);
+    *in.step = s->no;
+    *in.n_start = s->n_start;
+    *in.n_stop = s->n_stop;
+    *in.n_set = s->n_set;
+    const void *end = reqs ? (void *)(in.req_cap + reqs) : in.n_set + 1;
+    if (s->n_stop)
+        end = in.stop + s->n_stop;
+    if (s->n_set)
+        end = in.set + s->n_set;
+    TRY(copy_in(r, b->in_mem, s->in, (size_t)((const char *)end - (char *)s->in), 1, e));
+    return copy_in(r, b->in.start, s->start, (size_t)s->n_start, sizeof *s->start, e);
+}
+
 static int apply_updates(struct runner *r, const struct step *s, struct err *e)
 {
     if (!s->n_stop && !s->n_start && !s->n_set)
         return OK;
-    struct batch *b = &r->b;
-    CHECK(s->n_stop <= b->c.slots_max && s->n_start <= b->c.slots_max && s->n_set <= s->set_max);
-    int32_t *counts = (int32_t *)&s->head[2];
-    counts[0] = s->n_start;
-    counts[1] = s->n_stop;
-    counts[2] = s->n_set;
-    TRY(copy_in(r, b->n_start, &counts[0], 1, sizeof counts[0], e));
-    TRY(copy_in(r, b->n_stop, &counts[1], 1, sizeof counts[0], e));
-    TRY(copy_in(r, b->n_set, &counts[2], 1, sizeof counts[0], e));
-    TRY(copy_in(r, b->start, s->start, (size_t)s->n_start, sizeof *s->start, e));
-    TRY(copy_in(r, b->stop, s->stop, (size_t)s->n_stop, sizeof *s->stop, e));
-    TRY(copy_in(r, b->set, s->set, (size_t)s->n_set, sizeof *s->set, e));
     struct op_slot_update a = {
-        .s = b->slots,
-        .start = b->start,
-        .n_start = b->n_start,
-        .stop = b->stop,
-        .n_stop = b->n_stop,
-        .set = b->set,
-        .n_set = b->n_set,
+        .s = r->b.slots,
+        .start = r->b.in.start,
+        .n_start = r->b.in.n_start,
+        .stop = r->b.in.stop,
+        .n_stop = r->b.in.n_stop,
+        .set = r->b.in.set,
+        .n_set = r->b.in.n_set,
         .n_group = r->kv.n_group,
         .drf_begin = r->info.draft.shift,
     };
@@ -334,45 +352,45 @@ static int run_parts(struct runner *r, const struct graph_key *round, struct err
     return graph_pool_replay(r->graphs, k, e);
 }
 
+/* The graphs of a decode. */
+struct launch {
+    const struct graph_key *verify, *both, *round; /* both: one launch; else verify, then round */
+    int reqs;                                      /* entries of the lists that they read */
+};
+
 /* One launch when there is a combined graph no larger than the verify alone, else two. */
-static int decode(struct runner *r, struct step *s, struct err *e)
+static void choose_graphs(struct runner *r, const struct step *s, struct launch *l)
 {
-    struct batch *b = &r->b;
-    const struct graph_key *k, *both = NULL, *round = NULL;
-    int each = spec_extend_rows(&r->spec_env.shape);
-    k = graph_pool_fit(
-        r->graphs, &(struct graph_key){.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max});
-    CHECK(k); /* the planner's bounds are the pool's */
-    if (s->depth && s->n_draft) {
-        if (s->n_draft == s->n_req && !r->apart && !r->parts)
-            both = graph_pool_fit(r->graphs, &(struct graph_key){.role = TGT_VERIFY,
-                                                                 .variant = s->depth,
-                                                                 .reqs = s->n_req,
-                                                                 .rows = s->rows_max});
-        both = both && both->rows <= k->rows ? both : NULL;
-        round = graph_pool_fit(r->graphs, &(struct graph_key){.role = DRF_EXTEND,
-                                                              .variant = s->depth,
-                                                              .reqs = s->n_draft,
-                                                              .rows = s->n_draft * each});
-        CHECK(round);
-    }
-    int reqs = round && round->reqs > k->reqs ? round->reqs : k->reqs;
-    reqs = both && both->reqs > reqs ? both->reqs : reqs;
-    for (int i = s->n_req; i < reqs; i++) { /* every replay rewrites all inputs */
-        s->req_slot[i] = 0;
-        s->req_gen[i] = 0;
-        s->req_cap[i] = 1;
-    }
-    TRY(copy_in(r, b->req_slot, s->req_slot, (size_t)reqs, sizeof *s->req_slot, e));
-    TRY(copy_in(r, b->req_gen, s->req_gen, (size_t)reqs, sizeof *s->req_gen, e));
-    TRY(copy_in(r, b->req_cap, s->req_cap, (size_t)reqs, sizeof *s->req_cap, e));
-    s->decode_rec = b->ring_decode + (s->no % RING_DEPTH) * b->c.reqs_max;
-    if (both)
-        return run_graph(r, both, e);
-    TRY(run_graph(r, k, e));
-    if (round && r->parts)
-        return run_parts(r, round, e);
-    return round ? run_graph(r, round, e) : OK;
+    struct graph_key want = {.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max};
+    *l = (struct launch){.verify = graph_pool_fit(r->graphs, &want)};
+    CHECK(l->verify); /* the planner's bounds are the pool's */
+    l->reqs = l->verify->reqs;
+    if (!s->depth || !s->n_draft)
+        return;
+    want.variant = s->depth;
+    if (s->n_draft == s->n_req && !r->apart && !r->parts)
+        l->both = graph_pool_fit(r->graphs, &want);
+    if (l->both && l->both->rows > l->verify->rows)
+        l->both = NULL;
+    want.role = DRF_EXTEND;
+    want.reqs = s->n_draft;
+    want.rows = s->n_draft * spec_extend_rows(&r->spec_env.shape);
+    l->round = graph_pool_fit(r->graphs, &want);
+    CHECK(l->round);
+    l->reqs = l->round->reqs > l->reqs ? l->round->reqs : l->reqs;
+    l->reqs = l->both && l->both->reqs > l->reqs ? l->both->reqs : l->reqs;
+}
+
+static int decode(struct runner *r, struct step *s, const struct launch *l, struct err *e)
+{
+    s->decode_rec = r->b.ring_decode + (s->no % RING_DEPTH) * r->b.c.reqs_max;
+    TRY(run_graph(r, l->both ? l->both : l->verify, e));
+    if (l->round && !l->both)
+        TRY(r->parts ? run_parts(r, l->round, e) : run_graph(r, l->round, e));
+    if (!s->lookup || looks_up_always(r))
+        return OK;
+    TRY(look_up(r, s->n_req, e));
+    return note_rows(r, s->n_req, (struct op_stamp){0}, e);
 }
 
 /* Log probabilities of the prompt's own tokens, logits_max rows at a time. This path waits for the
@@ -499,6 +517,7 @@ void runner_step_copy(struct step *to, const struct step *from)
     to->rows_max = from->rows_max;
     to->n_draft = from->n_draft;
     to->depth = from->depth;
+    to->lookup = from->lookup;
     to->n_chunk = from->n_chunk;
     to->n_row = from->n_row;
 #define COPY(list, n) memcpy(to->list, from->list, (size_t)from->n * sizeof *to->list);
@@ -528,7 +547,8 @@ static int same_step(struct runner *r, const struct step *s, struct err *e)
     if (!c)
         return OK;
     int64_t sizes[] = {s->no,       s->n_stop,  s->n_start, s->n_set,   s->n_req,
-                       s->rows_max, s->n_draft, s->depth,   s->n_chunk, s->n_row};
+                       s->rows_max, s->n_draft, s->depth,   s->lookup,  s->n_chunk,
+                       s->n_row};
     uint64_t h = hash(0xcbf29ce484222325ull, sizes, sizeof sizes);
 #define HASH(list, n) h = hash(h, s->list, (size_t)s->n * sizeof *s->list);
     STEP_LISTS(HASH)
@@ -549,16 +569,23 @@ int runner_submit(struct runner *r, struct step *s)
     memset(stamps, 0, N_STAMPS * sizeof *stamps);
     s->stamps = stamps;
     s->submit_us = clock_us();
-    s->head[1] = s->no;
+    struct launch l = {0};
     int ret = OK;
     TRY_OUT(same_step(r, s, e));
-    TRY_OUT(copy_in(r, r->b.step, &s->head[1], 1, sizeof s->no, e));
+    if (s->n_req)
+        choose_graphs(r, s, &l);
+    for (int i = s->n_req; i < l.reqs; i++) { /* every replay rewrites all inputs */
+        s->req_slot[i] = 0;
+        s->req_gen[i] = 0;
+        s->req_cap[i] = 1;
+    }
+    TRY_OUT(bring_in(r, s, l.reqs, e));
     TRY_OUT(apply_updates(r, s, e));
     if (s->n_req)
-        TRY_OUT(decode(r, s, e));
+        TRY_OUT(decode(r, s, &l, e));
     if (s->n_chunk)
         TRY_OUT(prefill(r, s, e));
-    TRY_OUT(r->ops->mark(r->d, &s->head[0], s->no, e));
+    TRY_OUT(r->ops->mark(r->d, s->head, s->no, e));
 out:
     if (ret < 0 && e->code == 0)
         FAIL(e, ret, "the device failed");
@@ -569,7 +596,7 @@ out:
 
 int runner_poll(struct runner *r, struct step *s)
 {
-    bool done = __atomic_load_n(&s->head[0], __ATOMIC_ACQUIRE) == s->no;
+    bool done = __atomic_load_n(s->head, __ATOMIC_ACQUIRE) == s->no;
     if (!done && s->err.code == 0)
         done = r->ops->query(r->d, &s->err) < 0;
     if (!done && s->err.code == 0)
@@ -783,18 +810,14 @@ struct block {
 
 static int blocks(struct runner *r, struct step *s, struct block *out)
 {
-    size_t slots = (size_t)r->conf.slots_max, reqs = (size_t)r->conf.reqs_max;
+    size_t reqs = (size_t)r->conf.reqs_max;
     size_t rows = (size_t)r->conf.prefill_rows_max;
     size_t staging = 3 * (size_t)r->b.c.rows_max + 6 * reqs; /* of prefill */
+    struct batch_in in;
     struct block all[] = {
         {(void **)&s->host, staging * sizeof *s->host},
-        {(void **)&s->head, 4 * sizeof *s->head},
-        {(void **)&s->stop, slots * sizeof *s->stop},
-        {(void **)&s->start, slots * sizeof *s->start},
-        {(void **)&s->set, (size_t)r->set_max * sizeof *s->set},
-        {(void **)&s->req_slot, reqs * sizeof *s->req_slot},
-        {(void **)&s->req_gen, reqs * sizeof *s->req_gen},
-        {(void **)&s->req_cap, reqs * sizeof *s->req_cap},
+        {(void **)&s->head, sizeof *s->head},
+        {&s->in, batch_in(&in, &r->b.c, NULL)},
         {(void **)&s->chunk, reqs * sizeof *s->chunk},
         {(void **)&s->tok, rows * sizeof *s->tok},
         {(void **)&s->score_tok, rows * sizeof *s->score_tok},
@@ -811,6 +834,14 @@ int runner_step_init(struct runner *r, struct step *s, struct err *e)
     int n = blocks(r, s, b);
     for (int i = 0; i < n; i++)
         TRY(r->ops->alloc(r->d, b[i].p, b[i].bytes, DEV_MEM_PINNED, e));
+    struct batch_in in;
+    batch_in(&in, &r->b.c, s->in);
+    s->req_slot = in.req_slot;
+    s->req_gen = in.req_gen;
+    s->req_cap = in.req_cap;
+    s->stop = in.stop;
+    s->set = in.set;
+    s->start = in.start;
     return OK;
 }
 

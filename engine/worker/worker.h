@@ -73,6 +73,7 @@ struct step {
     int n_draft;                 /* the first so many requests may have SPEC_MODEL ones among them,
                                     for which new drafts are made after the verify */
     int depth;                   /* of the drafts made, 1 … S; 0: none are made */
+    bool lookup;                 /* some may have SPEC_NGRAM */
     /* prefill: one eager pass over chunks */
     int n_chunk, n_row;
     struct prefill_chunk *chunk; /* [reqs_max] */
@@ -80,7 +81,8 @@ struct step {
     int32_t *score_tok;          /* [prefill_rows_max] token whose log probability is wanted, -1 */
     /* results, valid once the step came back */
     int32_t *host; /* pinned staging of prefill rows and requests; the runner's */
-    int64_t *head; /* pinned: [0] the step's number once it is done, [1] its copy, [2] counts */
+    void *in;      /* pinned: the lists above that a decode reads, as the device has them */
+    int64_t *head; /* pinned: the step's number once it is done */
     const struct ring_rec *decode_rec;  /* [n_req] */
     const struct ring_rec *prefill_rec; /* [n_chunk] n = 1 where last */
     struct sample_out *score;           /* [prefill_rows_max] of rows with score_tok >= 0 */

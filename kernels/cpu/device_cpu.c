@@ -142,6 +142,7 @@ static int cpu_copy_in(struct dev *d, void *dst, const void *src, size_t bytes, 
 {
     (void)e;
     CHECK(!d->rec); /* a recorded copy would read a host value that is gone */
+    d->counts.host_writes++;
     if (bytes)
         memcpy(dst, src, bytes);
     return OK;

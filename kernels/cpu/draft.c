@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "engine/base/check.h"
-#include "engine/base/clock.h"
 #include "kernels/cpu/fmath.h"
 #include "kernels/cpu/logits.h"
 
@@ -57,6 +56,7 @@ int cpu_do_draft_begin(struct dev *d, const struct op_draft_begin *a)
 {
     (void)d;
     const struct row_arrays *o = &a->out;
+    cpu_stamp(&a->stamp);
     for (int r = 0; r < a->reqs * a->each; r++) {
         cpu_row_pad(o, r);
         a->src[r] = -1;
@@ -266,6 +266,7 @@ int cpu_do_draft_pick(struct dev *d, const struct op_draft_pick *a)
     CHECK(!a->q || (k == 1 && a->level < a->q_steps));
     CHECK(k >= 1 && k <= LIM_SPEC_TOPK && draft_level(k, a->level + 1) <= LIM_DRAFT_NODES);
     struct job j = {d, a};
+    cpu_stamp(&a->stamp);
     cpu_parallel_if(d, (int64_t)rows * a->vocab * 2, rows, pick_row, &j);
     if (a->last)
         return OK;
@@ -377,6 +378,7 @@ int cpu_do_spec_note(struct dev *d, const struct op_spec_note *a)
 {
     (void)d;
     struct ring_rec *ring = a->ring + *a->step % a->ring_depth * a->ring_stride;
+    cpu_stamp(&a->stamp);
     for (int i = 0; i < a->reqs; i++)
         ring[i].n_next =
             cpu_slot_ok(&a->s, a->req_slot[i], a->req_gen[i]) ? a->s.n_rows[a->req_slot[i]] : 0;
@@ -386,7 +388,6 @@ int cpu_do_spec_note(struct dev *d, const struct op_spec_note *a)
 int cpu_do_stamp(struct dev *d, const struct op_stamp *a)
 {
     (void)d;
-    CHECK(*a->step >= 0 && a->index < a->stride);
-    a->out[*a->step % a->depth * a->stride + a->index] = clock_ns();
+    cpu_stamp(a);
     return OK;
 }

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 
 #include "engine/base/check.h"
+#include "engine/base/clock.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/ops.h"
 
@@ -154,6 +155,14 @@ static inline void cpu_row_pad(const struct row_arrays *o, int r)
     o->tok[r] = o->req[r] = o->parent[r] = -1;
     o->slot[r] = o->pos[r] = o->at[r] = o->row0[r] = 0;
     o->anc[r] = 0;
+}
+
+static inline void cpu_stamp(const struct op_stamp *a)
+{
+    if (!a->out)
+        return;
+    CHECK(*a->step >= 0 && a->index < a->stride);
+    a->out[*a->step % a->depth * a->stride + a->index] = clock_ns();
 }
 
 #define CPU_DO(name) int cpu_do_##name(struct dev *d, const struct op_##name *a);

@@ -84,6 +84,7 @@ int cpu_do_rows_build(struct dev *d, const struct op_rows_build *a)
     (void)d;
     const struct slot_arrays *s = &a->s;
     int r = 0;
+    cpu_stamp(&a->stamp);
     for (int i = 0; i < a->reqs; i++) {
         int32_t slot = a->req_slot[i];
         int n = 0;
@@ -226,6 +227,7 @@ int cpu_do_accept(struct dev *d, const struct op_accept *a)
     const struct slot_arrays *s = &a->s;
     CHECK(*a->step >= 0 && a->reqs <= a->ring_stride);
     struct ring_rec *ring = a->ring + *a->step % a->ring_depth * a->ring_stride;
+    cpu_stamp(&a->stamp);
     for (int i = 0; i < a->reqs; i++) {
         struct ring_rec *rec = &ring[i];
         int slot = a->req_slot[i];

@@ -150,6 +150,7 @@ static void cuda_freeze(struct dev *d)
 static int cuda_copy_in(struct dev *d, void *dst, const void *src, size_t bytes, struct err *e)
 {
     CHECK(!d->recording);
+    d->counts.host_writes++;
     CU(e, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, d->stream));
     return OK;
 }

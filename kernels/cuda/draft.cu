@@ -73,6 +73,7 @@ __global__ void draft_begin_kernel(struct op_draft_begin a)
     const struct row_arrays &o = a.out;
     cuda_trigger();
     cuda_wait();
+    cuda_stamp(a.stamp);
     pad_rows(o, a.src, a.reqs * a.each);
     for (int k = threadIdx.x; k < a.reqs * LIM_EMIT; k += blockDim.x) {
         int i = k / LIM_EMIT, j = k % LIM_EMIT, slot = a.req_slot[i], n = a.acc.n[i];
@@ -262,6 +263,7 @@ __global__ void __launch_bounds__(T, 2)
     __shared__ struct shared s;
     cuda_trigger();
     cuda_wait();
+    cuda_stamp(a.stamp);
     int m = (int)blockIdx.x / cluster_size(), k = a.topk, n = a.vocab;
     int i = a.level ? m / k : m, b = a.level ? m % k : 0;
     struct part c = part_of(&s, n, (float *)smem4, room, a.work + (int64_t)m * 4 * n);
@@ -444,6 +446,7 @@ __global__ void spec_note_kernel(struct op_spec_note a)
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     cuda_trigger();
     cuda_wait();
+    cuda_stamp(a.stamp);
     if (i >= a.reqs)
         return;
     int slot = a.req_slot[i];
@@ -458,11 +461,9 @@ extern "C" int cuda_do_spec_note(struct dev *d, const struct op_spec_note *a)
 
 __global__ void stamp_kernel(struct op_stamp a)
 {
-    int64_t now;
     cuda_trigger();
-    cuda_wait(); /* the time at which all before is done */
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    a.out[*a.step % a.depth * a.stride + a.index] = now;
+    cuda_wait();
+    cuda_stamp(a);
 }
 
 extern "C" int cuda_do_stamp(struct dev *d, const struct op_stamp *a)

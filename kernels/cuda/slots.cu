@@ -111,6 +111,7 @@ __global__ void __launch_bounds__(1024) rows_build_kernel(struct op_rows_build a
     int i = threadIdx.x, lane = i & 31, n = 0;
     cuda_trigger();
     cuda_wait();
+    cuda_stamp(a.stamp);
     if (i < a.reqs) {
         int slot = a.req_slot[i];
         if (cuda_slot_ok(a.s, slot, a.req_gen[i])) {
@@ -276,6 +277,7 @@ __global__ void accept_kernel(struct op_accept a)
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) >> 5, lane = threadIdx.x & 31;
     cuda_trigger();
     cuda_wait();
+    cuda_stamp(a.stamp);
     if (i >= a.reqs)
         return;
     int64_t step = *a.step;

@@ -658,9 +658,13 @@ START_TEST(steady)
     double us = (double)(clock_us() - t0) / STEPS;
     const struct dev_counts *c = v.r.ops->counts(v.r.d);
     ck_assert_int_eq((int)(c->host_reads - was.host_reads), 0);
+    ck_assert_int_eq((int)(c->host_writes - was.host_writes), STEPS);
     ck_assert_int_eq((int)(c->syncs - was.syncs), 0);
     ck_assert_int_eq((int)(c->allocs - was.allocs), 0);
     ck_assert_int_eq((int)(c->launches - was.launches), 0);
+    for (int i = 1; i < N_STAMPS && v.drafts; i++)
+        ck_assert_msg(v.s[v.at].stamps[i] >= v.s[v.at].stamps[i - 1] && v.s[v.at].stamps[i - 1] > 0,
+                      "part %d", i);
     ck_assert_int_eq((int)(c->replays - was.replays), STEPS);
     printf("%s %s S=%d K=%d: %.1f us a step of %d requests, one launch\n", confs[_i].model,
            confs[_i].method, confs[_i].steps, confs[_i].topk, us, N);

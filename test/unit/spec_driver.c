@@ -263,6 +263,7 @@ void drv_begin(struct drv *v)
     struct step *s = &v->s[v->at];
     s->n_stop = s->n_start = s->n_set = s->n_req = s->n_chunk = s->n_row = s->n_draft = 0;
     s->rows_max = 0;
+    s->lookup = false;
     s->no = ++v->no;
     s->depth = v->depth;
     memset(v->lo, 0, sizeof v->lo);
@@ -340,6 +341,7 @@ void drv_decode(struct drv *v, int slot, int gen, int cap)
     cap = !cap || cap > rows ? rows : cap;
     if (v->p[slot].spec_mode == SPEC_OFF)
         cap = 1;
+    s->lookup |= v->p[slot].spec_mode == SPEC_NGRAM;
     if (drafts(v, slot)) {
         int j = s->n_draft++;
         s->req_slot[i] = s->req_slot[j];

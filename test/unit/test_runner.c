@@ -238,6 +238,7 @@ START_TEST(steady_decode_reads_nothing)
         decode(&v, 0x1e);
     const struct dev_counts *c = v.r.ops->counts(v.r.d);
     ck_assert_int_eq((int)(c->host_reads - before.host_reads), 0);
+    ck_assert_int_eq((int)(c->host_writes - before.host_writes), 30); /* one a step */
     ck_assert_int_eq((int)(c->syncs - before.syncs), 0);
     ck_assert_int_eq((int)(c->allocs - before.allocs), 0);
     ck_assert_int_eq((int)(c->replays - before.replays), 30);

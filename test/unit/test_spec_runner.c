@@ -191,10 +191,49 @@ START_TEST(steady_decode_reads_nothing)
         drv_decode_mask(&v, 0x1e);
     const struct dev_counts *c = v.r.ops->counts(v.r.d);
     ck_assert_int_eq((int)(c->host_reads - before.host_reads), 0);
+    ck_assert_int_eq((int)(c->host_writes - before.host_writes), 12); /* one a step */
     ck_assert_int_eq((int)(c->syncs - before.syncs), 0);
     ck_assert_int_eq((int)(c->allocs - before.allocs), 0);
     ck_assert_int_eq((int)(c->replays - before.replays), 12);
     drv_close(&v);
+}
+END_TEST
+
+/* Every part of a step has its time, and a part that it lacks has none; draft-extend has the rows of
+ * an accepted path, whatever a tree verifies. */
+START_TEST(parts_of_a_step)
+{
+    if (left_out(_i))
+        return;
+    for (int apart = 0; apart < 2; apart++) {
+        struct drv v;
+        drv_open(&v, &variants[_i]);
+        v.r.apart = apart;
+        for (int s = 1; s <= 3; s++)
+            put(&v, s, NULL);
+        drv_decode_mask(&v, 0x0e);
+        drv_decode_mask(&v, 0x0e);
+        const int64_t *t = v.s[v.at].stamps;
+        for (int i = 1; i < N_STAMPS; i++)
+            ck_assert_msg(t[i - 1] > 0 && t[i] >= t[i - 1], "part %d", i);
+        v.depth = 0;
+        drv_decode_mask(&v, 0x0e);
+        t = v.s[v.at].stamps;
+        ck_assert(t[STAMP_BEGIN] > 0 && t[STAMP_VERIFY] >= t[STAMP_BEGIN]);
+        ck_assert(t[STAMP_ACCEPT] >= t[STAMP_VERIFY] && !t[STAMP_EXTEND] && !t[STAMP_DRAFT]);
+        struct graph_key keys[KEYS_MAX];
+        const struct spec_shape *shape = &v.r.info.spec;
+        int n = runner_keys(&v.r, keys), found = 0;
+        for (int i = 0; i < n; i++)
+            if (keys[i].role == DRF_EXTEND) {
+                ck_assert_int_eq(keys[i].rows, keys[i].reqs * (shape->steps + 1));
+                found++;
+            }
+        ck_assert_int_gt(found, 0);
+        ck_assert(shape->topk == 1 || shape->rows > shape->steps + 1);
+        ck_assert_int_eq(v.r.dims[DRF_EXTEND].rows, DRV_REQS * (shape->steps + 1));
+        drv_close(&v);
+    }
 }
 END_TEST
 
@@ -579,6 +618,7 @@ Suite *suite_spec_runner(void)
     tcase_add_loop_test(t, bucket_sweep, 0, 9);
     tcase_add_loop_test(t, chunks_and_resumption, 0, N_VARIANTS);
     tcase_add_loop_test(t, idle_replay, 0, N_VARIANTS);
+    tcase_add_loop_test(t, parts_of_a_step, 0, N_VARIANTS);
     tcase_add_loop_test(t, ends_and_stale_rows, 0, N_VARIANTS);
     tcase_add_loop_test(t, late_results, 0, N_VARIANTS);
     tcase_add_loop_test(t, near_the_limit, 0, N_VARIANTS);
