@@ -184,7 +184,7 @@ static int open_sched(struct engine *g, const struct engine_conf *c, const struc
         .depth = wi->spec_model ? wi->spec.steps : 0,
         .adapt = wi->spec_adapt,
         .ratio = wi->spec.ratio,
-        .ngram = wi->spec.ngram_max > 0,
+        .ngram = spec_ngram_drafts(&wi->spec),
         .prefill_first = c->prefill_first,
         .vocab = wi->model.vocab,
         .n_eos = wi->model.n_eos,

@@ -224,6 +224,9 @@ static void put_speculation(struct buf *b, const struct runner *r, const struct 
     if (s->ngram_max)
         buf_fmt(b, "lookup     suffixes of %d to %d tokens, for %s requests\n", s->ngram_min,
                 s->ngram_max, r->info.spec_model ? "the \"ngram\"" : "all");
+    if (s->ngram_more)
+        buf_fmt(b, "           chains of %d drafts for the best match, %d for each of %d others\n",
+                s->steps, s->ngram_each, s->ngram_more);
 }
 
 /* Every role and group in use against every backend of the device, at the page size `page` (0: not

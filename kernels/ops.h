@@ -592,12 +592,19 @@ struct op_draft_build {
 /* Prompt lookup: for a live request i with a matching gen and SPEC_NGRAM, the longest suffix of
  * hist[0 … len] (root included) of n_max … n_min tokens that occurred before, at its latest earlier
  * occurrence; the tokens after it, `steps` and at most spec_max, become a chain of nodes. Past the
- * root they go on with the chain itself, so that a repetition is continued. */
+ * root they go on with the chain itself, so that a repetition is continued. Up to `more` chains of
+ * `each` tokens follow beside it on the root, by the same rule, of matches that go on with another
+ * token than those of the chains before; together they are spec_max nodes at most. */
 struct op_draft_ngram {
     struct slot_arrays s;
     const int32_t *req_slot, *req_gen; /* [B] */
-    int reqs, n_min, n_max, steps;
+    int reqs, n_min, n_max, steps, more, each;
 };
+/* Nodes of a request at most. */
+OPS_INLINE int draft_ngram_nodes(const struct op_draft_ngram *a)
+{
+    return a->steps + a->more * a->each;
+}
 
 /* Writes n_next of the step's records: n_rows of the live slots, 0 of the others. */
 struct op_spec_note {

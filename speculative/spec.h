@@ -35,7 +35,8 @@ struct spec_shape {
     int rows;  /* N: verify rows of a request, root included, 1 … LIM_ROWS_PER_REQ */
     int ahead; /* positions past the committed length c that a step may write: verify c … c+N-1,
                   a draft round c+1 … c+1 + scratch rows, after up to S+1 accepted tokens */
-    int ngram_min, ngram_max; /* prompt lookup for requests that ask for it; 0: not offered */
+    int ngram_min, ngram_max;   /* prompt lookup for requests that ask for it; 0: not offered */
+    int ngram_more, ngram_each; /* its chains beside the first, and the drafts of each */
     bool ratio;               /* chains are accepted by op_reject's rule */
 };
 
@@ -108,6 +109,8 @@ const struct spec_algo *spec_find(const char *name);
  * when none is needed. A refusal names both sides. */
 int spec_choose(const struct spec_algo **out, struct model **drafter, const struct spec_conf *c,
                 const struct model_conf *draft_conf, struct model *target, struct err *e);
+/* Drafts of a request by prompt lookup, 0: not offered. */
+int spec_ngram_drafts(const struct spec_shape *s);
 /* Most rows of a request in draft-extend. */
 int spec_extend_rows(const struct spec_shape *s);
 /* Rows of the drafter's largest pass, for model_place. */

@@ -30,7 +30,7 @@ int policy_rows(const struct sched *s, const struct sreq *r)
     case SPEC_OFF:
         break;
     case SPEC_NGRAM:
-        drafts = s->c.ngram && r->found > 1 ? s->c.emit - 1 : 0;
+        drafts = r->found > 1 ? s->c.ngram : 0;
         break;
     case SPEC_MODEL: /* of a tree, a level has at most topk^2 nodes; all rows are as good a bound */
         drafts = deep == 0 ? 0 : s->c.rows == s->c.emit ? deep : s->c.rows - 1;

@@ -177,7 +177,7 @@ void evt_push(struct sched *s, struct gen_evt *e)
 static void settle_spec(const struct sched *s, struct gen_params *p)
 {
     int most = s->c.rows - 1;
-    bool has = p->spec_mode == SPEC_NGRAM ? s->c.ngram : s->c.depth > 0;
+    bool has = p->spec_mode == SPEC_NGRAM ? s->c.ngram > 0 : s->c.depth > 0;
     if (!has)
         p->spec_mode = SPEC_OFF;
     p->spec_max = p->spec_max < most ? p->spec_max : most;

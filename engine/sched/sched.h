@@ -80,7 +80,7 @@ struct sched_conf {
     int depth;          /* of the model drafter's rounds; 0: there is none */
     bool ratio;         /* chains of the drafter are accepted by ratio rejection */
     bool adapt;         /* the depth follows measured times and acceptance */
-    bool ngram;         /* a request may ask for prompt lookup */
+    int ngram;          /* drafts of a request that asks for prompt lookup; 0: none may */
     bool prefill_first; /* no decode in a step that has prefill */
     int vocab;
     int n_eos;

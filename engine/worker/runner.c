@@ -198,7 +198,9 @@ static int look_up(struct runner *r, int reqs, struct err *e)
                                .reqs = reqs,
                                .n_min = shape->ngram_min,
                                .n_max = shape->ngram_max,
-                               .steps = shape->steps};
+                               .steps = shape->steps,
+                               .more = shape->ngram_more,
+                               .each = shape->ngram_each};
     RUN(r, draft_ngram, &a);
     return OK;
 }

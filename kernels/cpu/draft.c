@@ -332,6 +332,31 @@ static int match_len(const int32_t *h, int e, int last, int n_max)
     return n;
 }
 
+static bool is_one_of(const int32_t *v, int n, int32_t x)
+{
+    for (int i = 0; i < n; i++)
+        if (v[i] == x)
+            return true;
+    return false;
+}
+
+/* Where the best match goes on with none of the taken tokens; -1: there is none. */
+static int best_match(const struct op_draft_ngram *a, const int32_t *h, int last,
+                      const int32_t *taken, int n_taken)
+{
+    int best = a->n_min - 1, from = -1;
+    for (int e = last - 1; e >= 0 && best < a->n_max; e--) {
+        if (h[e] != h[last])
+            continue;
+        int n = match_len(h, e, last, a->n_max);
+        if (n > best && !is_one_of(taken, n_taken, h[e + 1])) {
+            best = n;
+            from = e + 1;
+        }
+    }
+    return from;
+}
+
 static void ngram_req(void *ud, int i)
 {
     const struct job *j = ud;
@@ -341,34 +366,33 @@ static void ngram_req(void *ud, int i)
     if (!drafts(s, slot, a->req_gen[i], SPEC_NGRAM))
         return;
     const int32_t *h = s->hist + (int64_t)slot * s->len_max;
-    int last = s->len[slot], best = a->n_min - 1, from = -1;
+    int last = s->len[slot], left = s->params[slot].spec_max, rows = 1;
+    int32_t taken[LIM_SPEC_TOPK];
     CHECK(last < s->len_max);
-    for (int e = last - 1; e >= 0 && best < a->n_max; e--) {
-        if (h[e] != h[last])
-            continue;
-        int n = match_len(h, e, last, a->n_max);
-        if (n > best) {
-            best = n;
-            from = e + 1;
+    for (int c = 0; c <= a->more; c++) {
+        int from = best_match(a, h, last, taken, c), most = c ? a->each : a->steps;
+        int n = most < left ? most : left;
+        if (from < 0 || n <= 0)
+            break;
+        taken[c] = h[from];
+        int64_t at = (int64_t)slot * LIM_ROWS_PER_REQ + rows - 1; /* of the chain's first node */
+        for (int k = 0; k < n; k++) {
+            s->draft[at + k] = from + k <= last ? h[from + k] : s->draft[at + from + k - last - 1];
+            s->parent[at + k] = k ? rows + k - 1 : 0;
+            s->anc[at + k] = ((((uint64_t)2 << k) - 1) << rows) | 1;
         }
+        rows += n;
+        left -= n;
     }
-    int n = a->steps < s->params[slot].spec_max ? a->steps : s->params[slot].spec_max;
-    n = from < 0 || n < 0 ? 0 : n;
-    int32_t *draft = s->draft + (int64_t)slot * LIM_ROWS_PER_REQ;
-    for (int k = 0; k < n; k++) {
-        int64_t at = (int64_t)slot * LIM_ROWS_PER_REQ + k;
-        draft[k] = from + k <= last ? h[from + k] : draft[from + k - last - 1];
-        s->parent[at] = k;
-        s->anc[at] = ((uint64_t)4 << k) - 1;
-    }
-    s->n_rows[slot] = 1 + n;
+    s->n_rows[slot] = rows;
 }
 
 int cpu_do_draft_ngram(struct dev *d, const struct op_draft_ngram *a)
 {
-    CHECK(a->n_min >= 1 && a->steps >= 0 && a->steps < LIM_ROWS_PER_REQ);
+    CHECK(a->n_min >= 1 && a->steps >= 0 && a->more >= 0 && a->more < LIM_SPEC_TOPK);
+    CHECK(draft_ngram_nodes(a) < LIM_ROWS_PER_REQ);
     struct job j = {d, a};
-    cpu_parallel_if(d, (int64_t)a->reqs * 4096, a->reqs, ngram_req, &j);
+    cpu_parallel_if(d, (int64_t)a->reqs * (a->more + 1) * 4096, a->reqs, ngram_req, &j);
     return OK;
 }
 

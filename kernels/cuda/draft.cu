@@ -389,6 +389,39 @@ extern "C" int cuda_do_draft_build(struct dev *d, const struct op_draft_build *a
 
 /* ---- prompt lookup: one block a request ---- */
 
+/* The best match that goes on with none of the taken tokens: its length, then where it ends, in one
+ * word, so that the longest and of those the latest is the largest; 0: there is none. */
+static __device__ uint64_t best_match(const struct op_draft_ngram &a, const int32_t *h, int last,
+                                      const int32_t *taken, int n_taken, uint64_t *part)
+{
+    int t = (int)threadIdx.x;
+    int32_t tail = h[last];
+    uint64_t best = 0;
+    for (int e = t; e < last; e += T) {
+        if (h[e] != tail)
+            continue;
+        bool is_taken = false;
+        for (int c = 0; c < n_taken; c++)
+            is_taken |= taken[c] == h[e + 1];
+        int n = 1;
+        while (n < a.n_max && n <= e && h[e - n] == h[last - n])
+            n++;
+        uint64_t w = (uint64_t)n << 32 | (uint32_t)e;
+        best = n >= a.n_min && !is_taken && w > best ? w : best;
+    }
+    for (int o = 16; o > 0; o >>= 1) {
+        uint64_t w = __shfl_xor_sync(0xffffffffu, best, o);
+        best = w > best ? w : best;
+    }
+    __syncthreads(); /* the words of the chain before have been read */
+    if ((t & 31) == 0)
+        part[t >> 5] = best;
+    __syncthreads();
+    for (int w = 0; w < WARPS; w++)
+        best = part[w] > best ? part[w] : best;
+    return best;
+}
+
 __global__ void __launch_bounds__(T) draft_ngram_kernel(struct op_draft_ngram a)
 {
     __shared__ uint64_t part[WARPS];
@@ -399,42 +432,30 @@ __global__ void __launch_bounds__(T) draft_ngram_kernel(struct op_draft_ngram a)
     if (!drafts(s, slot, a.req_gen[i], SPEC_NGRAM))
         return;
     const int32_t *h = s.hist + (int64_t)slot * s.len_max;
-    int last = s.len[slot];
-    int32_t tail = h[last];
-    uint64_t best = 0; /* match length, then where it ends: the longest, then the latest */
-    for (int e = t; e < last; e += T) {
-        if (h[e] != tail)
-            continue;
-        int n = 1;
-        while (n < a.n_max && n <= e && h[e - n] == h[last - n])
-            n++;
-        uint64_t w = (uint64_t)n << 32 | (uint32_t)e;
-        best = n >= a.n_min && w > best ? w : best;
-    }
-    for (int o = 16; o > 0; o >>= 1) {
-        uint64_t w = __shfl_xor_sync(0xffffffffu, best, o);
-        best = w > best ? w : best;
-    }
-    if ((t & 31) == 0)
-        part[t >> 5] = best;
-    __syncthreads();
-    for (int w = 0; w < WARPS; w++)
-        best = part[w] > best ? part[w] : best;
-    int n = best ? max(min(a.steps, s.params[slot].spec_max), 0) : 0;
-    int from = (int)(uint32_t)best + 1;
-    if (t < n) { /* past the root the chain goes on with itself */
-        int64_t at = (int64_t)slot * LIM_ROWS_PER_REQ + t;
-        s.draft[at] = h[from + t % (last + 1 - from)];
-        s.parent[at] = t;
-        s.anc[at] = ((uint64_t)4 << t) - 1;
+    int last = s.len[slot], left = s.params[slot].spec_max, rows = 1;
+    int32_t taken[LIM_SPEC_TOPK];
+    for (int c = 0; c <= a.more; c++) {
+        uint64_t best = best_match(a, h, last, taken, c, part);
+        int n = min(c ? a.each : a.steps, left), from = (int)(uint32_t)best + 1;
+        if (!best || n <= 0)
+            break;
+        taken[c] = h[from];
+        if (t < n) { /* past the root the chain goes on with itself */
+            int64_t at = (int64_t)slot * LIM_ROWS_PER_REQ + rows - 1 + t;
+            s.draft[at] = h[from + t % (last + 1 - from)];
+            s.parent[at] = t ? rows + t - 1 : 0;
+            s.anc[at] = ((((uint64_t)2 << t) - 1) << rows) | 1;
+        }
+        rows += n;
+        left -= n;
     }
     if (t == 0)
-        s.n_rows[slot] = 1 + n;
+        s.n_rows[slot] = rows;
 }
 
 extern "C" int cuda_do_draft_ngram(struct dev *d, const struct op_draft_ngram *a)
 {
-    if (a->steps >= LIM_ROWS_PER_REQ || a->n_min < 1)
+    if (draft_ngram_nodes(a) >= LIM_ROWS_PER_REQ || a->n_min < 1 || a->more >= LIM_SPEC_TOPK)
         return E_UNSUPPORTED;
     return cuda_launch(d, draft_ngram_kernel, (unsigned)a->reqs, T, 0, *a);
 }

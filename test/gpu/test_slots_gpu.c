@@ -556,7 +556,9 @@ START_TEST(speculation)
                   .reqs = REQS,
                   .n_min = 2,
                   .n_max = 4,
-                  .steps = 5}));
+                  .steps = 5,
+                  .more = round % 3,
+                  .each = 2}));
         world_same(&w, "draft_ngram");
         BOTH(t, draft_fill,
              SET({.s = slots_of(&w, side),

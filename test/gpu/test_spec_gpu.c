@@ -38,6 +38,7 @@ static const struct conf confs[] = {
     {DEMO, "draft-model", DEMO "-draft", 3, 1, 0},
     {DEMO, "draft-model", DEMO "-draft", 3, 2, 6},
     {DEMO, "ngram", NULL, 3, 1, 0},
+    {DEMO, "ngram", NULL, 3, 3, 8},
 };
 enum { N_CONFS = sizeof confs / sizeof *confs, N_MODEL_CONFS = 6 };
 

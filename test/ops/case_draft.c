@@ -566,21 +566,51 @@ void case_draft_build(const struct t_devs *t, struct rng *r)
 
 /* ---- prompt lookup ---- */
 
-/* By length from the longest, by end from the latest. */
-static int naive_lookup(const int32_t *h, int last, int n_min, int n_max)
+/* By length from the longest, by end from the latest; `not`: next tokens that will not do. */
+static int naive_lookup(const int32_t *h, int last, int n_min, int n_max, const int32_t *not,
+                        int n_not)
 {
     for (int n = n_max; n >= n_min; n--)
         for (int e = last - 1; e - n + 1 >= 0; e--) {
             bool same = true;
             for (int i = 0; i < n; i++)
                 same &= h[e - i] == h[last - i];
+            for (int i = 0; i < n_not; i++)
+                same &= h[e + 1] != not[i];
             if (same)
                 return e + 1;
         }
     return -1;
 }
 
-static void ngram_one(const struct t_devs *t, struct rng *r, int *found)
+/* What the slot should draft: chain after chain on the root. */
+static int check_lookup(const struct world *w, int s, const struct op_draft_ngram *a)
+{
+    int last = w->len[s], left = w->params[s].spec_max, row = 1, c = 0;
+    int32_t taken[LIM_SPEC_TOPK], text[LEN + 16];
+    for (; c <= a->more; c++) {
+        int from = naive_lookup(w->hist[s], last, a->n_min, a->n_max, taken, c);
+        int n = c ? a->each : a->steps;
+        n = from < 0 ? 0 : n < left ? n : left;
+        if (!n)
+            break;
+        taken[c] = w->hist[s][from];
+        memcpy(text, w->hist[s], sizeof w->hist[0]); /* with the chain behind it */
+        uint64_t anc = 1;
+        for (int k = 0; k < n; k++, row++) {
+            text[last + 1 + k] = text[from + k];
+            anc |= (uint64_t)1 << row;
+            ck_assert_int_eq(w->draft[s][row - 1], text[from + k]);
+            ck_assert_int_eq(w->parent[s][row - 1], k ? row - 1 : 0);
+            ck_assert_uint_eq(w->anc[s][row - 1], anc);
+        }
+        left -= n;
+    }
+    ck_assert_int_eq(w->n_rows[s], row);
+    return c;
+}
+
+static void ngram_one(const struct t_devs *t, struct rng *r, int found[3])
 {
     struct world *w = world_new();
     for (int s = 1; s < SLOTS; s++) {
@@ -600,29 +630,22 @@ static void ngram_one(const struct t_devs *t, struct rng *r, int *found)
                                .reqs = REQS,
                                .n_min = n_min,
                                .n_max = n_max,
-                               .steps = (int)rng_below(r, 9)};
+                               .steps = (int)rng_below(r, 9),
+                               .more = (int)rng_below(r, 4),
+                               .each = (int)rng_below(r, 5)};
     struct world *was = mem_dup(w, sizeof *w);
     struct t_out o = {w, sizeof *w};
     t_everywhere(t, "draft_ngram", t_call_draft_ngram, &a, &o, 1);
     for (int s = 1; s < SLOTS; s++) {
-        int last = w->len[s], from = naive_lookup(w->hist[s], last, n_min, n_max);
-        int n = a.steps < w->params[s].spec_max ? a.steps : w->params[s].spec_max;
-        if (s > 2) {
-            ck_assert_int_eq(w->n_rows[s], 1);
-            t_same_bits("left alone", was->draft[s], w->draft[s], sizeof w->draft[0]);
+        if (s <= 2) {
+            int chains = check_lookup(w, s, &a);
+            found[0] += chains > 0;
+            found[1] += chains > 1;
+            found[2] += chains > 2;
             continue;
         }
-        n = from < 0 ? 0 : n;
-        ck_assert_int_eq(w->n_rows[s], 1 + n);
-        *found += n > 0;
-        int32_t text[LEN + 16]; /* the text with the chain behind it */
-        memcpy(text, w->hist[s], sizeof w->hist[0]);
-        for (int k = 0; k < n; k++) {
-            text[last + 1 + k] = text[from + k];
-            ck_assert_int_eq(w->draft[s][k], text[from + k]);
-            ck_assert_int_eq(w->parent[s][k], k);
-            ck_assert_uint_eq(w->anc[s][k], ((uint64_t)1 << (k + 2)) - 1);
-        }
+        ck_assert_int_eq(w->n_rows[s], 1);
+        t_same_bits("left alone", was->draft[s], w->draft[s], sizeof w->draft[0]);
     }
     mem_free(was);
     mem_free(w);
@@ -655,7 +678,7 @@ static void ngram_long(const struct t_devs *t)
     ck_assert_int_eq(dev_cpu.ops->draft_ngram(t->d[0], &a), OK);
     int64_t us = clock_us() - t0;
     ck_assert_int_eq(w->n_rows[1], 6);
-    int from = naive_lookup(hist + N, N - 1, 2, 32);
+    int from = naive_lookup(hist + N, N - 1, 2, 32, NULL, 0);
     for (int k = 0; k < 5; k++)
         ck_assert_int_eq(w->draft[1][k], hist[N + from + k]);
     ck_assert_msg(us < 500000, "a search over %d tokens took %lld us", N, (long long)us);
@@ -665,10 +688,11 @@ static void ngram_long(const struct t_devs *t)
 
 void case_draft_ngram(const struct t_devs *t, struct rng *r)
 {
-    int found = 0;
-    for (int i = 0; i < 150; i++)
-        ngram_one(t, r, &found);
-    ck_assert_int_gt(found, 60);
+    int found[3] = {0};
+    for (int i = 0; i < 200; i++)
+        ngram_one(t, r, found);
+    ck_assert_msg(found[0] > 80 && found[1] > 20 && found[2] > 10, "%d, %d, %d", found[0], found[1],
+                  found[2]);
     ngram_long(t);
 }
 

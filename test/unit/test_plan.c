@@ -110,9 +110,11 @@ START_TEST(speculation)
     c = small;
     c.speculative = "ngram";
     c.spec_ngram_max = 4;
+    c.spec_topk = 3;
     ck_assert_msg(engine_plan(&c, &b, &e) == OK, "%s", e.text);
     has(&b, "speculation ngram\n");
     has(&b, "to 4 tokens, for all requests\n");
+    has(&b, "chains of 7 drafts for the best match, 4 for each of 2 others\n");
     lacks(&b, "drf_");
     buf_reset(&b);
     c = small;
@@ -140,7 +142,7 @@ static const struct {
     {"demo", "off", NULL, "ref-mla", 0, 0, 0, 0, 0, {"draft_attention_backend", "off"}},
     {"demo", "ngram", NULL, "ref-mla", 0, 0, 0, 0, 0, {"draft_attention_backend", "ngram"}},
     {"demo", "ngram", "configs/models/demo-qwen3", NULL, 0, 0, 0, 0, 0, {"draft", "lookup"}},
-    {"demo", "ngram", NULL, NULL, 0, 2, 0, 0, 0, {"spec_topk", "lookup"}},
+    {"demo", "ngram", NULL, NULL, 0, 17, 0, 0, 0, {"spec_topk", "lookup"}},
     {"demo", "ngram", NULL, NULL, 0, 0, 0, 5, 3, {"spec_ngram_min is 5", "spec_ngram_max 3"}},
     {"demo", "mtp", NULL, NULL, 16, 0, 0, 0, 0, {"spec_steps is 16", "15"}},
     {"demo", "mtp", NULL, NULL, 3, 1, 5, 0, 0, {"spec_tokens is 5", "spec_steps 3"}},

@@ -327,7 +327,7 @@ START_TEST(counts_of_drafts)
                 {SPEC_NGRAM, SPEC_OFF, 0, 0},   {SPEC_NGRAM, SPEC_OFF, -3, 0}};
     struct sched_conf c = small();
     c.rows = c.emit = c.ahead = 4;
-    c.ngram = true; /* and no drafter with a network */
+    c.ngram = c.emit - 1; /* and no drafter with a network */
     c.kv.group[0].pages_max = 27;
     struct rig *m = rig_open(c);
     int64_t verify[SPEC_MODEL + 1] = {0}, took[SPEC_MODEL + 1] = {0}, rows[SPEC_MODEL + 1] = {0};

@@ -333,7 +333,7 @@ static struct sched_conf conf_of(struct sim *m, int seed)
     c.emit = 1 + below(m, c.rows);
     c.ahead = c.rows + (c.rows > 1 ? below(m, 6) : 0);
     c.depth = c.rows > 1 ? 1 : 0;
-    c.ngram = c.rows > 1;
+    c.ngram = c.rows > 1 ? c.emit - 1 : 0;
     c.slots_max = c.reqs_max + below(m, 4);
     c.kv.page = pages[seed % 3];
     c.kv.n_group = 1 + (seed / 3) % 2;

@@ -425,7 +425,7 @@ static void conf_real(struct engine_conf *c, const struct real *r)
     c->speculative = r->method;
     c->draft = !r->draft ? NULL : !strcmp(r->draft, "self") ? model.dir : head.dir;
     if (!strcmp(r->method, "ngram")) {
-        c->spec_topk = c->spec_tokens = 0;
+        c->spec_tokens = 0;
         c->spec_ngram_min = 1;
     }
 }

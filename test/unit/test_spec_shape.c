@@ -65,6 +65,30 @@ START_TEST(shapes_given)
 }
 END_TEST
 
+/* Prompt lookup: one long chain and shorter ones beside it. */
+static const struct {
+    int steps, topk, tokens;
+    struct spec_shape want;
+} lookup[] = {
+    {0, 0, 0, {.steps = 7, .topk = 1, .rows = 8, .ahead = 15}},
+    {0, 3, 0, {.steps = 7, .topk = 3, .rows = 16, .ahead = 16, .ngram_more = 2, .ngram_each = 4}},
+    {3, 3, 9, {.steps = 3, .topk = 3, .rows = 8, .ahead = 8, .ngram_more = 2, .ngram_each = 2}},
+    {4, 2, 9, {.steps = 4, .topk = 2, .rows = 9, .ahead = 9, .ngram_more = 1, .ngram_each = 4}},
+    {1, 16, 0, {.steps = 1, .topk = 16, .rows = 17, .ahead = 17, .ngram_more = 15, .ngram_each = 1}},
+};
+
+START_TEST(lookup_shapes)
+{
+    struct err e = {0};
+    struct spec_shape s = {0}, w = lookup[_i].want;
+    int r = shape_of(&s, "ngram", lookup[_i].steps, lookup[_i].topk, lookup[_i].tokens, &e);
+    ck_assert_msg(r == OK, "%s", e.text);
+    w.ngram_min = 2;
+    w.ngram_max = 5;
+    ck_assert(!memcmp(&s, &w, sizeof s));
+}
+END_TEST
+
 static const struct {
     const char *method;
     int steps, topk, tokens;
@@ -89,7 +113,11 @@ static const struct {
     {"ngram", 3, 1, 5, {"spec_tokens is 5", "spec_steps 3 has 4 rows"}},
     {"ngram", 0, 0, 1, {"spec_tokens is 1,", "2 to 16 rows"}},
     {"ngram", 0, 0, 20, {"spec_tokens is 20", "2 to 16 rows"}},
-    {"ngram", 0, 2, 0, {"spec_topk is 2", "prompt lookup drafts chains"}},
+    {"ngram", 4, 3, 6, {"spec_tokens is 6", "spec_steps 4 in spec_topk 3 chains has 7 to 13 rows"}},
+    {"ngram", 4, 3, 14, {"spec_tokens is 14", "spec_steps 4 in spec_topk 3 chains"}},
+    {"ngram", 15, 16, 65, {"spec_tokens is 65", "31 to 64 rows"}},
+    {"ngram", 16, 2, 0, {"spec_steps is 16", "1 to 15"}},
+    {"ngram", 3, 17, 0, {"spec_topk 17", "1 to 16"}},
     {"off", 3, 0, 0, {"spec_steps", "speculation is off"}},
     {"off", 0, 2, 0, {"spec_topk", "speculation is off"}},
     {"off", 0, 0, 4, {"spec_tokens", "speculation is off"}},
@@ -214,6 +242,7 @@ Suite *suite_spec_shape(void)
     Suite *s = suite_create("spec_shape");
     TCase *t = tcase_create("shapes");
     tcase_add_loop_test(t, shapes_given, 0, (int)ARRAY_LEN(good));
+    tcase_add_loop_test(t, lookup_shapes, 0, (int)ARRAY_LEN(lookup));
     tcase_add_loop_test(t, shapes_refused, 0, (int)ARRAY_LEN(bad));
     tcase_add_loop_test(t, pairs_refused, 0, (int)ARRAY_LEN(pair));
     tcase_add_test(t, positions_fit);
