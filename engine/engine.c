@@ -361,6 +361,8 @@ static int check_drafter(struct engine *g, const struct engine_conf *c, struct e
     set_wake(g, spec_wake, &g->waiter);
     __atomic_store_n(&g->checking, true, __ATOMIC_RELEASE);
     int ret = spec_check(g, &g->waiter, &k, e);
+    if (ret == OK && wi->spec_adapt && k.good)
+        ret = spec_time(g, &g->waiter, e);
     wait_idle(g);
     __atomic_store_n(&g->checking, false, __ATOMIC_RELEASE);
     set_wake(g, NULL, NULL);

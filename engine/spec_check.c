@@ -11,6 +11,9 @@
 /* Short continuations from many places of a text: one long one may fall into a loop, in which a
  * good drafter is never right or a bad one always. */
 enum { PLACES = 32, WINDOW = 24, TOKENS = 9, AT_ONCE = 8, VERIFIES_MIN = 24 };
+/* Of the steps whose time is taken: so many when nothing is accepted, fewer when drafts are right.
+ */
+enum { TIMED = 24, TIMED_PLAIN = 8 };
 static const double check_floor = 0.15;
 
 static const char check_text[] =
@@ -26,27 +29,32 @@ static const char check_text[] =
     "also the name of a kind of tree. The sum of two and three is five. The function returns a "
     "list of all the values that are greater than zero, in the order in which they were added.";
 
-/* One request a place; how many were made, fewer when the vocabulary does not spell the text. */
-static int requests(struct engine *g, struct gen_req **out, struct err *e)
+/* Up to n requests of so many tokens, each at a place of its own; how many were made, none when the
+ * vocabulary does not spell the text. */
+static int requests(struct engine *g, struct gen_req **out, int n_place, int tokens, int depth,
+                    struct err *e)
 {
     const struct engine_info *i = engine_info(g);
     int32_t *ids = NULL;
     size_t n = 0;
     TRY(engine_encode(g, check_text, strlen(check_text), false, false, NULL, 0, 0, &ids, &n, e));
     int made = 0;
-    bool fits = n >= 2 * WINDOW && i->max_model_len >= WINDOW + TOKENS;
-    for (; fits && made < PLACES; made++) {
+    bool fits = n >= 2 * WINDOW && i->max_model_len >= WINDOW + tokens;
+    for (; fits && made < n_place; made++) {
         struct gen_req *r = gen_req_new();
         engine_default_params(g, &r->p);
         r->id = UINT64_MAX - (uint64_t)made;
         r->n_prompt = WINDOW;
-        r->prompt = mem_dup(ids + (n - WINDOW) * (size_t)made / PLACES, WINDOW * sizeof *ids);
+        r->prompt =
+            mem_dup(ids + (n - WINDOW) * (size_t)made / (size_t)n_place, WINDOW * sizeof *ids);
         r->p.temperature = 0;
         r->p.has_seed = true;
         r->p.ignore_eos = true;
-        r->p.max_tokens = TOKENS;
+        r->p.max_tokens = tokens;
         r->p.spec_mode = SPEC_MODEL;
         r->p.spec_max = i->spec_rows - 1;
+        r->p.spec_fixed = true;
+        r->p.spec_depth = depth;
         out[made] = r;
     }
     mem_free(ids);
@@ -110,25 +118,49 @@ static int wait_done(struct engine *g, struct spec_waiter *w, int n, struct gen_
     return ret;
 }
 
-int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e)
+/* Runs n requests, `group` at a time. */
+static int run(struct engine *g, struct spec_waiter *w, struct gen_req **r, int n, int group,
+               struct gen_stats *sum, struct err *e)
 {
-    struct gen_req *r[PLACES];
-    struct gen_stats s = {0};
-    int n = requests(g, r, e), ret = n < 0 ? n : OK, seqs = engine_info(g)->max_num_seqs;
-    int group = seqs < AT_ONCE ? seqs : AT_ONCE;
+    int ret = OK;
     for (int i = 0; i < n; i += group) {
         int m = n - i < group ? n - i : group;
         if (ret == OK)
             ret = engine_submit(g, r + i, (size_t)m, e);
         if (ret == OK)
-            ret = wait_done(g, w, m, &s, e);
+            ret = wait_done(g, w, m, sum, e);
         else
             for (int k = i; k < i + m; k++)
                 gen_req_free(r[k]);
     }
+    return ret;
+}
+
+int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e)
+{
+    struct gen_req *r[PLACES];
+    struct gen_stats s = {0};
+    int seqs = engine_info(g)->max_num_seqs, group = seqs < AT_ONCE ? seqs : AT_ONCE;
+    int n = requests(g, r, PLACES, TOKENS, engine_info(g)->spec_steps, e);
+    int ret = n < 0 ? n : run(g, w, r, n, group, &s, e);
     out->enough = s.n_drafted >= VERIFIES_MIN;
     out->first = s.n_drafted ? (double)s.n_first / s.n_drafted : 0;
     out->length = s.n_verify ? 1 + (double)s.n_accepted / s.n_verify : 1;
     out->good = !out->enough || out->first >= check_floor;
     return ret;
+}
+
+int spec_time(struct engine *g, struct spec_waiter *w, struct err *e)
+{
+    struct gen_req *r[AT_ONCE];
+    struct gen_stats s = {0};
+    int seqs = engine_info(g)->max_num_seqs, most = seqs < AT_ONCE ? seqs : AT_ONCE;
+    for (int k = 0; k < 4; k++) { /* many, then one; with drafts, then without */
+        int group = k < 2 ? most : 1, depth = k % 2 ? 0 : engine_info(g)->spec_steps;
+        if (k < 2 && most == 1)
+            continue;
+        int n = requests(g, r, group, depth ? TIMED : TIMED_PLAIN, depth, e);
+        TRY(n < 0 ? n : run(g, w, r, n, group, &s, e));
+    }
+    return OK;
 }

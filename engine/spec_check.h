@@ -25,5 +25,8 @@ void spec_wake(void *waiter);
 void spec_wait(struct spec_waiter *w); /* until woken; it may have been before */
 /* Runs a few requests and waits for them; nobody else may poll meanwhile. */
 int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e);
+/* A few steps of several requests and of one, with drafts and without: what the adaptive depth
+ * starts from. As above. */
+int spec_time(struct engine *g, struct spec_waiter *w, struct err *e);
 
 #endif

@@ -34,10 +34,10 @@ enum dev_mem {
 struct dev_counts {
     int64_t host_reads;  /* copy_out calls */
     int64_t host_writes; /* copy_in calls */
-    int64_t syncs;      /* sync calls */
-    int64_t allocs;     /* alloc calls */
-    int64_t launches;   /* operations run eagerly */
-    int64_t replays;    /* graphs replayed */
+    int64_t syncs;       /* sync calls */
+    int64_t allocs;      /* alloc calls */
+    int64_t launches;    /* operations run eagerly */
+    int64_t replays;     /* graphs replayed */
 };
 
 /* What load() takes: spans of host memory that do not overlap. Spans that are there already are

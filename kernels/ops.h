@@ -243,8 +243,8 @@ static inline float *moe_ffn_shared(const struct op_moe_ffn *a)
 /* ---- slots and rows ---- */
 
 /* out[(*step % depth) * stride + index] = the device's clock in nanoseconds, for the times of the
- * parts of one launch; pinned memory. An operation of its own, or a field of others, which note when
- * all work before them was done and so cost no launch; there out NULL is none. */
+ * parts of one launch; pinned memory. An operation of its own, or a field of others, which note
+ * when all work before them was done and so cost no launch; there out NULL is none. */
 struct op_stamp {
     int64_t *out;
     const int64_t *step;

@@ -5,7 +5,8 @@
 
 enum {
     TRIAL = 6,          /* steps of a trial */
-    SOON = 24,          /* steps until something unknown is tried … */
+    FIRST = 5,          /* steps of a start without any knowledge until the first trial, … */
+    SOON = 16,          /* … until something that may be worth it is tried … */
     PERIOD = 400,       /* … and between trials of what is known, at least */
     PERIOD_MAX = 25600, /* and at most */
     COUNT_MIN = 3,      /* measurements before a time is believed */
@@ -18,6 +19,7 @@ enum {
 };
 static const double margin = 1.01; /* another depth must be better by this factor */
 static const double share = 0.008; /* of the time that trials may lose */
+static const double hope = 0.9;    /* of the best rate: less by an estimate is not worth a trial */
 
 static int size_of(int reqs)
 {
@@ -30,7 +32,7 @@ static int size_of(int reqs)
 void adapt_init(struct adapt *a, int steps)
 {
     CHECK(steps >= 0 && steps < LIM_EMIT);
-    *a = (struct adapt){.trial = -1, .wait = SOON};
+    *a = (struct adapt){.trial = -1, .wait = PERIOD};
     for (int d = steps; d >= 1; d /= 2)
         a->n++;
     int i = a->n++;
@@ -50,51 +52,133 @@ static double expected(const struct adapt *a, int choice)
     return e;
 }
 
-/* The best known choice for this many requests; the one in force unless another wins clearly. */
+static bool known(const struct adapt *a, int size, int choice)
+{
+    return a->count[size][choice] >= COUNT_MIN;
+}
+
+/* By a line through the nearest two depths that are known at this size; 0: there are no two. Not
+ * less than a smaller depth takes. */
+static double by_line(const struct adapt *a, int size, int choice)
+{
+    const double *us = a->us[size];
+    int p[2], n = 0;
+    for (int d = 1; d < a->n && n < 2; d++)
+        for (int side = -1; side <= 1 && n < 2; side += 2) {
+            int i = choice + side * d;
+            if (i >= 0 && i < a->n && known(a, size, i))
+                p[n++] = i;
+        }
+    if (n < 2)
+        return 0;
+    double slope = (us[p[1]] - us[p[0]]) / (a->depth[p[1]] - a->depth[p[0]]);
+    double t = us[p[0]] + slope * (a->depth[choice] - a->depth[p[0]]);
+    for (int i = 0; i < choice; i++)
+        if (known(a, size, i) && us[i] > t)
+            t = us[i];
+    return t > 0 ? t : 0;
+}
+
+static double at_size(const struct adapt *a, int size, int choice)
+{
+    return known(a, size, choice) ? a->us[size][choice] : by_line(a, size, choice);
+}
+
+/* The nearest two other sizes at which both choices are known or on a line; how many there are. */
+static int near_sizes(const struct adapt *a, int size, int x, int y, int out[2])
+{
+    int n = 0;
+    for (int d = 1; d < ADAPT_SIZES; d++)
+        for (int side = -1; side <= 1; side += 2) {
+            int s = size + side * d;
+            bool there = s >= 0 && s < ADAPT_SIZES && at_size(a, s, x) > 0 && at_size(a, s, y) > 0;
+            if (there && n < 2)
+                out[n++] = s;
+        }
+    return n;
+}
+
+/* By a line in the number of requests through sizes s[0 … n). */
+static double by_sizes(const struct adapt *a, int size, int choice, const int *s, int n)
+{
+    double t = at_size(a, s[0], choice);
+    if (n > 1)
+        t += (at_size(a, s[1], choice) - t) * ((1 << size) - (1 << s[0])) /
+             ((1 << s[1]) - (1 << s[0]));
+    return t > 0 ? t : 0;
+}
+
+/* A step's time: measured, else an estimate from other depths, else from other sizes, from which
+ * the difference to a depth that is known here is taken, or the ratio. 0: nothing is known. */
+static double time_of(const struct adapt *a, int size, int choice)
+{
+    double t = at_size(a, size, choice);
+    int here = 0, s[2];
+    if (t > 0)
+        return t;
+    while (here < a->n && !known(a, size, here))
+        here++;
+    bool has = here < a->n;
+    int n = near_sizes(a, size, choice, has ? here : 0, s);
+    if (!n)
+        return 0;
+    t = by_sizes(a, size, choice, s, n);
+    if (!has)
+        return t;
+    double base = by_sizes(a, size, here, s, n), now = a->us[size][here];
+    if (n > 1 && now + t - base > 0)
+        return now + t - base;
+    return at_size(a, s[0], choice) / at_size(a, s[0], here) * now;
+}
+
+/* Expected tokens a microsecond and request; 0: not known. */
+static double rate_of(const struct adapt *a, int size, int choice)
+{
+    double t = time_of(a, size, choice);
+    return t > 0 ? expected(a, choice) / t : 0;
+}
+
+/* The best choice for this many requests; the one in force unless another wins clearly. */
 static int best_of(const struct adapt *a, int size)
 {
     int best = a->now;
-    const double *us = a->us[size];
-    if (a->count[size][best] < COUNT_MIN)
+    double rate = rate_of(a, size, best) * margin;
+    if (rate <= 0)
         return best;
-    double rate = expected(a, best) / us[best] * margin;
     for (int i = 0; i < a->n; i++)
-        if (i != a->now && a->count[size][i] >= COUNT_MIN && expected(a, i) / us[i] > rate) {
+        if (i != a->now && rate_of(a, size, i) > rate) {
             best = i;
-            rate = expected(a, i) / us[i];
+            rate = rate_of(a, size, i);
         }
     return best;
 }
 
-static bool all_known(const struct adapt *a, int size)
+/* Not measured at this size, and for all that is known it may be worth it. */
+static bool promising(const struct adapt *a, int size, int choice)
+{
+    if (known(a, size, choice))
+        return false;
+    double rate = rate_of(a, size, choice);
+    return rate <= 0 || rate > hope * rate_of(a, size, a->now);
+}
+
+static bool settled(const struct adapt *a, int size)
 {
     for (int i = 0; i < a->n; i++)
-        if (a->count[size][i] < COUNT_MIN)
+        if (promising(a, size, i))
             return false;
     return true;
 }
 
-/* No drafts are best at the nearest smaller size that is known: at more requests a step's time
- * grows with its rows all the more, so there is no hurry to try. */
-static bool hopeless(const struct adapt *a, int size)
-{
-    while (--size >= 0)
-        if (all_known(a, size)) {
-            for (int i = 1; i < a->n; i++)
-                if (expected(a, i) / a->us[size][i] > 1 / a->us[size][0])
-                    return false;
-            return true;
-        }
-    return false;
-}
-
-/* A choice whose time is not known yet at this size, else the next in turn. */
+/* No drafts if they are not known, a choice that promises something, else the next in turn. */
 static int trial_of(const struct adapt *a, int size)
 {
+    if (a->now && !known(a, size, 0))
+        return 0;
     int c = a->next;
     for (int i = 0; i < a->n; i++) {
         c = (c + 1) % a->n;
-        if (c != a->now && a->count[size][c] < COUNT_MIN)
+        if (c != a->now && promising(a, size, c))
             return c;
     }
     c = (a->next + 1) % a->n;
@@ -110,10 +194,10 @@ static int bounded(double steps, int least)
  * step more on the way back to drafts) is `share` of the time until then. */
 static int wait_after(const struct adapt *a, int size, int c)
 {
-    if (!all_known(a, size)) /* again soon, but not for ever: it may be that nothing is steady */
+    if (!settled(a, size)) /* again soon, but not for ever: it may be that nothing is steady */
         return bounded((double)SOON * (1 << a->in_vain[size]), SOON);
-    double step = a->us[size][a->now], token = step / expected(a, a->now);
-    double lost = TRIAL * (a->us[size][c] - expected(a, c) * token);
+    double step = time_of(a, size, a->now), token = step / expected(a, a->now);
+    double lost = TRIAL * (time_of(a, size, c) - expected(a, c) * token);
     lost += a->depth[a->now] > a->depth[c] ? step - token : 0;
     return bounded(lost / (share * step), PERIOD);
 }
@@ -134,6 +218,19 @@ static void doubt(struct adapt *a, int size, int c)
         a->seen[i] = a->seen[i] < old ? a->seen[i] : old;
 }
 
+/* What is promising is tried soon; what is not, not because something else was. */
+static void hurry(struct adapt *a, int size)
+{
+    bool calm = settled(a, size);
+    if (calm && a->hurry)
+        a->wait = wait_after(a, size, trial_of(a, size));
+    if (!calm) {
+        int soon = a->n_trial ? bounded((double)SOON * (1 << a->in_vain[size]), SOON) : FIRST;
+        a->wait = a->wait < soon ? a->wait : soon;
+    }
+    a->hurry = !calm;
+}
+
 int adapt_depth(struct adapt *a, int reqs)
 {
     if (a->n == 1 || reqs < 1)
@@ -146,18 +243,12 @@ int adapt_depth(struct adapt *a, int reqs)
         return a->depth[a->trial];
     }
     a->now = best_of(a, size);
-    if (!all_known(a, size)) {
-        bool no = hopeless(a, size);
-        int soon = no ? PERIOD : bounded((double)SOON * (1 << a->in_vain[size]), SOON);
-        if (no && a->count[size][a->now] < COUNT_MIN)
-            a->now = 0;
-        a->wait = a->wait < soon ? a->wait : soon;
-    }
+    hurry(a, size);
     if (--a->wait > 0)
         return a->depth[a->now];
     a->trial = a->next = trial_of(a, size);
     a->wait = wait_after(a, size, a->trial);
-    a->in_vain[size] += !all_known(a, size) && a->in_vain[size] < 10;
+    a->in_vain[size] += !settled(a, size) && a->in_vain[size] < 10;
     doubt(a, size, a->trial);
     a->trial_left = TRIAL - 1;
     a->n_trial++;
@@ -180,8 +271,12 @@ void adapt_time(struct adapt *a, int reqs, int depth, bool steady, double us)
     int *n = &a->count[size][i];
     double *mean = &a->us[size][i];
     *n += *n < COUNT_MAX;
-    /* An outlier (the machine was busy elsewhere) counts as twice the mean at most. */
-    us = *n > COUNT_MIN && us > 2 * *mean ? 2 * *mean : us;
+    /* An outlier (the machine was busy elsewhere) counts as twice the mean at most; one among the
+     * first is forgotten when the next shows it. */
+    if (*n > 1 && us > 2 * *mean)
+        us = 2 * *mean;
+    if (*n <= COUNT_MIN && us < *mean / 2)
+        *n = 1;
     *mean += (us - *mean) / *n;
 }
 

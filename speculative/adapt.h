@@ -32,6 +32,7 @@ struct adapt {
     int trial, trial_left;                /* choice tried, steps left of the trial */
     int wait;                             /* steps until a trial may begin */
     int next;                             /* the choice tried last */
+    bool hurry;                           /* the wait is short, for something unknown */
     long n_trial;                         /* steps of trials so far */
 };
 

@@ -29,17 +29,18 @@ static int shape_tree(struct spec_shape *out, const struct spec_conf *c, struct 
     int steps = c->steps ? c->steps : DEF_STEPS, more = c->topk - 1;
     if (steps < 1 || steps > LIM_EMIT - 1 || c->topk < 1 || c->topk > LIM_SPEC_TOPK)
         return FAIL(e, E_INVAL,
-                    "spec_steps is %d and spec_topk %d; prompt lookup has 1 to %d and 1 to %d", steps,
-                    c->topk, LIM_EMIT - 1, LIM_SPEC_TOPK);
+                    "spec_steps is %d and spec_topk %d; prompt lookup has 1 to %d and 1 to %d",
+                    steps, c->topk, LIM_EMIT - 1, LIM_SPEC_TOPK);
     int least = 1 + steps + more, most = 1 + steps * c->topk;
     most = most < LIM_ROWS_PER_REQ ? most : LIM_ROWS_PER_REQ;
     int rows = 1 + steps + more * ((steps + 1) / 2);
     rows = c->tokens ? c->tokens : rows < most ? rows : most;
     if (rows < least || rows > most)
-        return FAIL(e, E_INVAL,
-                    "spec_tokens is %d, but prompt lookup of spec_steps %d in spec_topk %d chains has "
-                    "%d to %d rows (root included)",
-                    rows, steps, c->topk, least, most);
+        return FAIL(
+            e, E_INVAL,
+            "spec_tokens is %d, but prompt lookup of spec_steps %d in spec_topk %d chains has "
+            "%d to %d rows (root included)",
+            rows, steps, c->topk, least, most);
     int each = (rows - 1 - steps) / more;
     *out = (struct spec_shape){.steps = steps,
                                .topk = c->topk,

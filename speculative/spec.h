@@ -37,7 +37,7 @@ struct spec_shape {
                   a draft round c+1 … c+1 + scratch rows, after up to S+1 accepted tokens */
     int ngram_min, ngram_max;   /* prompt lookup for requests that ask for it; 0: not offered */
     int ngram_more, ngram_each; /* its chains beside the first, and the drafts of each */
-    bool ratio;               /* chains are accepted by op_reject's rule */
+    bool ratio;                 /* chains are accepted by op_reject's rule */
 };
 
 struct spec_env {

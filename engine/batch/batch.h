@@ -22,10 +22,11 @@ struct batch_conf {
 };
 
 /* What the host says about a step, in one block of the same layout on both sides, so that one copy
- * of its beginning brings it over. The starts, which are large and rare, are a copy of their own. */
+ * of its beginning brings it over. The starts, which are large and rare, are a copy of their own.
+ */
 struct batch_in {
-    int64_t *step;                     /* [1] number of the step that runs */
-    int32_t *n_start, *n_stop, *n_set; /* [1] */
+    int64_t *step;                         /* [1] number of the step that runs */
+    int32_t *n_start, *n_stop, *n_set;     /* [1] */
     int32_t *req_slot, *req_gen, *req_cap; /* [B] of the decode */
     int32_t *stop;                         /* [slots_max] */
     struct page_set *set;                  /* [set_max] */
@@ -37,14 +38,14 @@ struct batch {
     struct slot_arrays slots;
     struct row_arrays rows;
     int32_t *req_slot, *req_gen, *req_row0, *req_n; /* [B] of the prefill pass; row0, n: of any */
-    struct accept_out acc;                                    /* of the pass just accepted */
-    int32_t *last_sample;      /* [B] prefill: index into sample, -1 */
-    int32_t *gather;           /* [logits_max] rows to gather, -1 */
-    float *hidden;             /* [R,H] */
-    float *hidden_out;         /* [logits_max,H] gathered */
-    float *logits;             /* [logits_max,V] */
-    float *sample_work;        /* [logits_max,4V] */
-    struct sample_out *sample; /* [logits_max] */
+    struct accept_out acc;                          /* of the pass just accepted */
+    int32_t *last_sample;                           /* [B] prefill: index into sample, -1 */
+    int32_t *gather;                                /* [logits_max] rows to gather, -1 */
+    float *hidden;                                  /* [R,H] */
+    float *hidden_out;                              /* [logits_max,H] gathered */
+    float *logits;                                  /* [logits_max,V] */
+    float *sample_work;                             /* [logits_max,4V] */
+    struct sample_out *sample;                      /* [logits_max] */
     char *in_mem;
     struct batch_in in; /* copied in at the start of a step */
     /* prompt scoring */

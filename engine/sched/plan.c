@@ -79,10 +79,8 @@ static void add_rows(struct sched *s, struct step *st, struct sreq *r, int cap)
 
 static void plan_decode(struct sched *s, struct step *st)
 {
-    int n = collect(s, RQ_READY), may = 0;
-    for (int i = 0; i < n; i++)
-        may += s->scratch[i]->g->p.spec_mode == SPEC_MODEL;
-    s->depth = policy_depth(s, int_min(may, s->c.reqs_max));
+    int n = collect(s, RQ_READY);
+    s->depth = policy_depth(s, s->scratch, n);
     for (int i = 0; i < n && st->n_req < s->c.reqs_max; i++) {
         struct sreq *r = s->scratch[i];
         if (r->state != RQ_READY)

@@ -39,12 +39,19 @@ int policy_rows(const struct sched *s, const struct sreq *r)
     return 1 + (drafts < r->g->p.spec_max ? drafts : r->g->p.spec_max);
 }
 
-/* Depth of the rounds of the step being planned, in which up to `n` requests may draft. */
-int policy_depth(struct sched *s, int n)
+/* Depth of the rounds of the step being planned, whose requests are among the n of `r`. */
+int policy_depth(struct sched *s, struct sreq *const *r, int n)
 {
+    int may = 0;
     if (!s->c.depth || !s->c.adapt)
         return s->c.depth;
-    return adapt_depth(&s->adapt, n);
+    for (int i = 0; i < n; i++) {
+        const struct gen_params *p = &r[i]->g->p;
+        if (p->spec_fixed)
+            return p->spec_depth;
+        may += p->spec_mode == SPEC_MODEL;
+    }
+    return adapt_depth(&s->adapt, may < s->c.reqs_max ? may : s->c.reqs_max);
 }
 
 /* Ended by length in a step that is in flight, if not by something else: no rows needed. */

@@ -139,7 +139,7 @@ void req_slot_params(const struct sched *s, const struct sreq *r, struct slot_pa
 
 /* choices (policy.c): no state of their own, nothing is changed here */
 int policy_rows(const struct sched *s, const struct sreq *r); /* of its next verify, at most */
-int policy_depth(struct sched *s, int n);
+int policy_depth(struct sched *s, struct sreq *const *r, int n);
 int policy_prefill_rows(const struct sched *s, int n_decode);
 struct sreq *policy_victim(const struct sched *s, const struct sreq *needy);
 struct sreq *policy_next(const struct sched *s);

@@ -548,9 +548,8 @@ static int same_step(struct runner *r, const struct step *s, struct err *e)
     struct comm *c = r->conf.comm;
     if (!c)
         return OK;
-    int64_t sizes[] = {s->no,       s->n_stop,  s->n_start, s->n_set,   s->n_req,
-                       s->rows_max, s->n_draft, s->depth,   s->lookup,  s->n_chunk,
-                       s->n_row};
+    int64_t sizes[] = {s->no,      s->n_stop, s->n_start, s->n_set,   s->n_req, s->rows_max,
+                       s->n_draft, s->depth,  s->lookup,  s->n_chunk, s->n_row};
     uint64_t h = hash(0xcbf29ce484222325ull, sizes, sizeof sizes);
 #define HASH(list, n) h = hash(h, s->list, (size_t)s->n * sizeof *s->list);
     STEP_LISTS(HASH)

@@ -315,6 +315,40 @@ START_TEST(trimmed_inside_a_record)
 }
 END_TEST
 
+/* A request may fix the depth of the rounds of its steps, whatever has been learnt. */
+START_TEST(fixed_depth)
+{
+    struct sched_conf c = small();
+    c.rows = c.emit = 4;
+    c.ahead = 8;
+    c.depth = 3;
+    c.adapt = true;
+    c.kv.group[0].pages_max = 27;
+    struct rig *m = rig_open(c);
+    for (uint64_t id = 1; id <= 2; id++) {
+        struct gen_req *g = req(id, 10, 12);
+        g->p.spec_mode = SPEC_MODEL;
+        g->p.spec_max = 9;
+        g->p.spec_fixed = id == 1;
+        must(m, g);
+        int seen = 0;
+        while (m->got[id].finish == FINISH_NONE) {
+            sched_turn(m->f.s);
+            for (int i = 0; i < m->f.n_queue; i++)
+                if (m->f.queue[i]->n_req && m->got[id].n_tok < 8) {
+                    ck_assert_int_eq(m->f.queue[i]->depth, id == 1 ? 0 : 3);
+                    seen++;
+                }
+            fake_run_one(&m->f);
+        }
+        ck_assert_int_gt(seen, 0);
+        while (fake_run_one(&m->f) || sched_turn(m->f.s))
+            continue;
+    }
+    rig_close(m);
+}
+END_TEST
+
 /* Modes beside each other: what a request was counted adds up to the server's sums of its mode, and
  * a wish for more than there is becomes what there is. */
 START_TEST(counts_of_drafts)
@@ -840,6 +874,7 @@ Suite *suite_sched(void)
     tcase_add_test(c, stop_string_across_steps);
     tcase_add_test(c, stop_is_sent_to_the_device);
     tcase_add_test(c, trimmed_inside_a_record);
+    tcase_add_test(c, fixed_depth);
     tcase_add_test(c, counts_of_drafts);
     tcase_add_loop_test(c, depth_follows_times, 0, 2);
     tcase_add_test(c, queue_bounds);

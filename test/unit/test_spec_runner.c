@@ -199,8 +199,8 @@ START_TEST(steady_decode_reads_nothing)
 }
 END_TEST
 
-/* Every part of a step has its time, and a part that it lacks has none; draft-extend has the rows of
- * an accepted path, whatever a tree verifies. */
+/* Every part of a step has its time, and a part that it lacks has none; draft-extend has the rows
+ * of an accepted path, whatever a tree verifies. */
 START_TEST(parts_of_a_step)
 {
     if (left_out(_i))

@@ -74,7 +74,10 @@ static const struct {
     {0, 3, 0, {.steps = 7, .topk = 3, .rows = 16, .ahead = 16, .ngram_more = 2, .ngram_each = 4}},
     {3, 3, 9, {.steps = 3, .topk = 3, .rows = 8, .ahead = 8, .ngram_more = 2, .ngram_each = 2}},
     {4, 2, 9, {.steps = 4, .topk = 2, .rows = 9, .ahead = 9, .ngram_more = 1, .ngram_each = 4}},
-    {1, 16, 0, {.steps = 1, .topk = 16, .rows = 17, .ahead = 17, .ngram_more = 15, .ngram_each = 1}},
+    {1,
+     16,
+     0,
+     {.steps = 1, .topk = 16, .rows = 17, .ahead = 17, .ngram_more = 15, .ngram_each = 1}},
 };
 
 START_TEST(lookup_shapes)
