@@ -30,14 +30,15 @@ def start(binary, model, flags):
 
 def ready(p, flags):
     """The port, once the server takes requests; what it logs later is read and dropped."""
-    port, log = None, []
+    port, up, log = None, False, []
     for line in p.stderr:
         log.append(line)
         found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", line)
         port = int(found.group(1)) if found else port
-        if "server: ready" in line:
+        up = "server: ready" in line
+        if up:
             break
-    if not port or p.poll() is not None:
+    if not port or not up:
         sys.exit(f"the server with {flags} did not start:\n{''.join(log)}")
     threading.Thread(target=lambda: [None for _ in p.stderr], daemon=True).start()
     device = re.search(r"parameters, on (.*?): context", "".join(log))

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "engine/base/clock.h"
+#include "test/one_thread.h"
 
 #define SUITE(name) Suite *name(void);
 #include "suites.inc"
