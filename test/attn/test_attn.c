@@ -14,7 +14,7 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "test/ops/util.h"
-#include "test/model/gen.h" /* SANITIZED */
+#include "test/sanitize.h"
 
 /* Rows: for each request `lens` positions of which the last few are this call's rows. */
 static void scene_rows(struct scene *s, struct rng *r, int window, bool prefill)
@@ -59,9 +59,10 @@ static void check_scene(const struct t_devs *t, const struct attn_backend *b, st
     double *want = mem_alloc(no * sizeof *want), *want_lse = mem_alloc(nl * sizeof *want_lse);
     float *out = mem_alloc(no * sizeof *out), *lse = mem_alloc(nl * sizeof *lse);
     float *ref = NULL, *ref_lse = NULL;
-    scene_oracle(s, scale, want, want_lse);
+    if (!TSAN) /* it costs more than what it checks */
+        scene_oracle(s, scale, want, want_lse);
     for (int bit = 0; bit < 31; bit++) {
-        if (!(b->caps.page_sizes >> bit & 1))
+        if (!(b->caps.page_sizes >> bit & 1) || (TSAN && bit != 4))
             continue;
         struct paged g = paged_make(s, r, 1 << bit);
         struct attn_need need = scene_need(s, role, g.page, window);
@@ -99,10 +100,12 @@ static void check_scene(const struct t_devs *t, const struct attn_backend *b, st
                          "%s %s %s mask %d heads %d/%d dims %d/%d page %d %s mode %d", b->name,
                          dtype_name(s->kv_type), role_name(role), (int)s->mask, s->n_head, s->n_kv,
                          s->qk, s->v, g.page, t->name[i], mode);
-                if (!ref) {
+                if (!ref && !TSAN) {
                     bool full = s->kind == ATTN_MLA_DECOMPRESSED;
                     t_close_to(what, out, want, no, full ? TOL_ATTN_FULL : TOL_ATTN);
                     t_close_to(what, lse, want_lse, nl, TOL_LSE);
+                }
+                if (!ref) {
                     ref = mem_dup(out, no * sizeof *out);
                     ref_lse = mem_dup(lse, nl * sizeof *lse);
                 }
@@ -134,7 +137,7 @@ static void check_backend(const struct attn_backend *b, enum attn_kind kind, enu
                 /* every role and mask once with the first shape, all shapes for two roles */
                 if (i > 0 && role != TGT_PREFILL && role != TGT_VERIFY)
                     continue;
-                if (SANITIZED && i > 0 && (i + role + mask) % 3)
+                if (SANITIZED && i > 0 && (TSAN || (i + role + mask) % 3))
                     continue; /* figures are checked in release; here, that it stays in bounds */
                 if (role == TGT_PREFILL && mask != MASK_RANGE)
                     continue; /* up to 41 rows of one request: trees are checked in verify */

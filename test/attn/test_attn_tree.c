@@ -13,6 +13,7 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "test/ops/util.h"
+#include "test/sanitize.h"
 
 struct tree {
     int n, depth[64];
@@ -182,12 +183,15 @@ static void check_trees(const struct t_devs *t, const struct attn_backend *b, co
     static const int pages[] = {1, 16, 64};
     size_t nl = (size_t)(s->rows * s->n_head), no = nl * (size_t)s->v;
     double *want = mem_alloc(no * sizeof *want), *want_lse = mem_alloc(nl * sizeof *want_lse);
-    scene_oracle(s, 1 / sqrtf((float)s->qk), want, want_lse);
+    if (!TSAN) /* it costs more than what it checks */
+        scene_oracle(s, 1 / sqrtf((float)s->qk), want, want_lse);
     struct dev *d = t->d[t->n - 1];
     struct result ref = run_scene(b, d, s, role, 16, window, rng, false);
-    t_close_to(b->name, ref.out, want, no,
-               s->kind == ATTN_MLA_DECOMPRESSED ? TOL_ATTN_FULL : TOL_ATTN);
-    t_close_to(b->name, ref.lse, want_lse, nl, TOL_LSE);
+    if (!TSAN) {
+        t_close_to(b->name, ref.out, want, no,
+                   s->kind == ATTN_MLA_DECOMPRESSED ? TOL_ATTN_FULL : TOL_ATTN);
+        t_close_to(b->name, ref.lse, want_lse, nl, TOL_LSE);
+    }
     for (size_t p = 0; p < ARRAY_LEN(pages); p++)
         for (int i = 0; i < t->n; i++) {
             if (pages[p] != 16 && strcmp(t->d[i]->isa->name, "scalar") == 0)
@@ -197,7 +201,7 @@ static void check_trees(const struct t_devs *t, const struct attn_backend *b, co
             t_same_bits(t->name[i], ref.lse, x.lse, nl * sizeof *x.lse);
             result_free(&x);
         }
-    for (int r = 0; r < s->rows; r++) {
+    for (int r = 0; r < s->rows; r += TSAN ? 16 : SANITIZED ? 3 : 1) {
         int page = pages[rng_below(rng, ARRAY_LEN(pages))];
         check_alone(b, d, s, &ref, r, true, role, page, window, rng);
         if (r % 2 == 0)

@@ -9,14 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { GOLDEN_IDS = 4, GOLDEN_COLS = 8, GOLDEN_BYTES = GOLDEN_IDS * 6 + GOLDEN_COLS * 4 };
+#include "test/sanitize.h"
 
-/* Under a sanitizer code is checked, not figures: long loops take a part of their cases. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
+enum { GOLDEN_IDS = 4, GOLDEN_COLS = 8, GOLDEN_BYTES = GOLDEN_IDS * 6 + GOLDEN_COLS * 4 };
 
 struct gen {
     json_t *doc;     /* the file */

@@ -404,12 +404,14 @@ Suite *suite_draft_refuse(void)
 {
     Suite *s = suite_create("draft_refuse");
     TCase *t = tcase_create("refused");
+    one_thread(t);
     tcase_add_loop_test(t, key_refused, 0, (int)ARRAY_LEN(keys));
     tcase_add_loop_test(t, tensor_refused, 0, (int)ARRAY_LEN(tensor_cases));
     tcase_add_test(t, wrong_pairs);
     tcase_add_test(t, place_limits);
     suite_add_tcase(s, t);
     TCase *a = tcase_create("accepted");
+    one_thread(a);
     tcase_add_loop_test(a, key_accepted, 0, (int)ARRAY_LEN(fine));
     tcase_add_test(a, counts);
     tcase_add_test(a, shapes);

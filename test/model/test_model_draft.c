@@ -611,14 +611,17 @@ Suite *suite_model_draft(void)
 {
     Suite *s = suite_create("model_draft");
     TCase *t = tcase_create("drafters");
+    one_thread(t);
     tcase_add_loop_test(t, head_equals_plain, 0, n_heads);
     tcase_add_loop_test(t, mtp_equals_plain, 0, 2);
-    tcase_add_loop_test(t, rows_depend_on_prefix_alone, 0, (int)ARRAY_LEN(bit_pairs));
     tcase_add_loop_test(t, verify_tree, 0, 3);
     tcase_add_loop_test(t, draft_tree, 0, (int)ARRAY_LEN(bit_pairs));
     tcase_add_loop_test(t, taps_are_layer_inputs, 0, 5);
     tcase_add_test(t, language_model);
     tcase_add_loop_test(t, generated_weights, 0, 2);
+    suite_add_tcase(s, t);
+    t = tcase_create("bits"); /* on devices of one thread and of more */
+    tcase_add_loop_test(t, rows_depend_on_prefix_alone, 0, (int)ARRAY_LEN(bit_pairs));
     suite_add_tcase(s, t);
     return s;
 }

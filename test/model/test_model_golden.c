@@ -94,6 +94,8 @@ START_TEST(equals_reference)
 {
     const char *name = gen_names()[_i];
     struct gen g;
+    if (TSAN && _i % 6)
+        return; /* the same threads in all of them */
     gen_open(&g, name);
     if (g.config)
         gen_write(&g, 1);

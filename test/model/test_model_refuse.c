@@ -551,6 +551,7 @@ Suite *suite_model_refuse(void)
     while (gen_names()[n])
         n++;
     TCase *a = tcase_create("accepted");
+    one_thread(a);
     tcase_add_loop_test(a, unchanged_accepted, 0, n);
     tcase_add_loop_test(a, neutral_accepted, 0, (int)ARRAY_LEN(fine));
     tcase_add_test(a, tied_copy);
@@ -560,6 +561,7 @@ Suite *suite_model_refuse(void)
     tcase_add_test(a, place_limits);
     suite_add_tcase(s, a);
     TCase *t = tcase_create("refused");
+    one_thread(t);
     tcase_add_loop_test(t, key_refused, 0, (int)ARRAY_LEN(keys));
     tcase_add_loop_test(t, tensor_refused, 0, (int)ARRAY_LEN(tensor_cases));
     tcase_add_loop_test(t, file_refused, 0, (int)ARRAY_LEN(file_cases));

@@ -9,7 +9,7 @@
 #include "engine/base/mem.h"
 #include "kernels/cpu/fmath.h"
 #include "test/ops/world.h"
-#include "test/model/gen.h" /* SANITIZED */
+#include "test/sanitize.h"
 
 /* ---- the rule, row by row ---- */
 
@@ -547,6 +547,7 @@ Suite *suite_lossless(void)
 {
     Suite *s = suite_create("lossless");
     TCase *t = tcase_create("chains");
+    one_thread(t);
     tcase_set_timeout(t, 120);
     tcase_add_test(t, ratio);
     tcase_add_test(t, ratio_of_a_kept_set);

@@ -11,7 +11,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "kernels/cpu/internal.h"
-#include "test/model/gen.h" /* SANITIZED */
+#include "test/sanitize.h"
 
 static struct dev *open_dev(int threads)
 {

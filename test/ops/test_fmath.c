@@ -6,6 +6,7 @@
 #include "engine/base/check.h"
 #include "engine/base/rng.h"
 #include "kernels/cpu/fmath.h"
+#include "test/sanitize.h"
 
 static double ulp(float x)
 {
@@ -98,6 +99,7 @@ Suite *suite_fmath(void)
 {
     Suite *s = suite_create("fmath");
     TCase *t = tcase_create("accuracy");
+    one_thread(t);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, exp_accuracy);
     tcase_add_test(t, log_accuracy);

@@ -10,12 +10,9 @@
 #include "engine/base/check.h"
 #include "engine/base/rng.h"
 #include "speculative/adapt.h"
+#include "test/sanitize.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { PART = 4 };
-#else
-enum { PART = 1 };
-#endif
+enum { PART = SANITIZED ? 4 : 1 };
 enum { S = 3, WORK = 60000, STEPS_SHORT = 20000 };
 
 /* Microseconds of a step: base + per request, and per request for a verified draft and for one

@@ -7,6 +7,7 @@
 #include "engine/base/js.h"
 #include "engine/base/mem.h"
 #include "engine/base/utf8.h"
+#include "test/sanitize.h"
 
 START_TEST(buffer_bounds)
 {
@@ -98,6 +99,7 @@ Suite *suite_base(void)
 {
     Suite *s = suite_create("base");
     TCase *t = tcase_create("base");
+    one_thread(t);
     tcase_add_test(t, buffer_bounds);
     tcase_add_test(t, utf8_table);
     tcase_add_test(t, json_getters);

@@ -18,6 +18,7 @@
 #include "engine/limits.h"
 #include "server/chat/chat.h"
 #include "test/unit/chat_cases.h"
+#include "test/sanitize.h"
 
 /* --- helpers --- */
 
@@ -613,6 +614,7 @@ static TCase *group(Suite *s, const char *name)
 {
     TCase *c = tcase_create(name);
     tcase_add_checked_fixture(c, NULL, done);
+    one_thread(c);
     suite_add_tcase(s, c);
     return c;
 }
@@ -639,6 +641,8 @@ Suite *suite_chat(void)
     tcase_add_test(c, vars_unchanged);
     tcase_add_test(c, time_now);
     tcase_add_test(c, nothing_left);
+    c = tcase_create("threads");
     tcase_add_test(c, many_threads);
+    suite_add_tcase(s, c);
     return s;
 }

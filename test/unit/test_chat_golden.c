@@ -4,6 +4,7 @@
 #include <check.h>
 
 #include "test/unit/chat_cases.h"
+#include "test/sanitize.h"
 
 static void all_of(const char *file, int at_least)
 {
@@ -35,6 +36,7 @@ Suite *suite_chat_golden(void)
 {
     Suite *s = suite_create("chat_golden");
     TCase *c = tcase_create("goldens");
+    one_thread(c);
     tcase_add_test(c, real);
     tcase_add_test(c, own);
     tcase_add_test(c, expressions);

@@ -18,13 +18,7 @@
 #include "engine/engine.h"
 #include "test/unit/engine_rig.h"
 
-#ifdef __SANITIZE_THREAD__ /* an order slower: fewer streams, one family */
-enum { REQS = 16, FAMILIES = 1, ROUNDS = 2 };
-#elif defined __SANITIZE_ADDRESS__
-enum { REQS = 16, FAMILIES = 3, ROUNDS = 4 };
-#else
-enum { REQS = 64, FAMILIES = 3, ROUNDS = 8 };
-#endif
+enum { REQS = SANITIZED ? 16 : 64, FAMILIES = TSAN ? 1 : 3, ROUNDS = TSAN ? 2 : SANITIZED ? 4 : 8 };
 enum { OUT_MAX = 70 };
 
 struct got {

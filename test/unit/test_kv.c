@@ -6,6 +6,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "engine/kv/pages.h"
+#include "test/sanitize.h"
 
 enum { SET_MAX = 512 };
 
@@ -189,6 +190,7 @@ Suite *suite_kv(void)
 {
     Suite *s = suite_create("kv");
     TCase *c = tcase_create("pages");
+    one_thread(c);
     tcase_add_test(c, grow_and_release);
     tcase_add_test(c, room_of_the_entry_list);
     tcase_add_test(c, window_gives_back);

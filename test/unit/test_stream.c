@@ -11,15 +11,12 @@
 #include "engine/base/utf8.h"
 #include "engine/text/stream.h"
 #include "test/unit/tokenizer_data.h"
+#include "test/sanitize.h"
 
 #define EURO "\xe2\x82\xac"
 #define FFFD "\xef\xbf\xbd"
 
-#if defined(__SANITIZE_THREAD__)
-enum { ROUNDS = 1500 }; /* there is no second thread here */
-#else
-enum { ROUNDS = 30000 };
-#endif
+enum { ROUNDS = SANITIZED ? 3000 : 30000 };
 
 /* Every byte is a token (id = byte), then some longer ones and two special ones. */
 enum { T_AB = 256, T_CD, T_STOP, T_EURO_A, T_E2, T_END, T_MASK, T_ALL };
@@ -423,6 +420,8 @@ Suite *suite_stream(void)
     TCase *c = tcase_create("rules"), *r = tcase_create("random");
     tcase_set_timeout(c, 60);
     tcase_set_timeout(r, 120);
+    one_thread(c);
+    one_thread(r);
     tcase_add_test(c, stop_at_each_border);
     tcase_add_test(c, stop_rules);
     tcase_add_test(c, utf8_hold);

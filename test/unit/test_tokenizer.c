@@ -11,10 +11,9 @@
 #include "engine/base/rng.h"
 #include "engine/base/thread.h"
 #include "test/unit/tokenizer_data.h"
+#include "test/sanitize.h"
 
-#if defined(__SANITIZE_THREAD__)
-enum { LONG = 1 << 16, LONG_US = 3000000 };
-#elif defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__)
 enum { LONG = 1 << 18, LONG_US = 3000000 }; /* it costs a factor of ten */
 #else
 enum { LONG = 1 << 20, LONG_US = 1000000 };
@@ -581,7 +580,11 @@ Suite *suite_tokenizer(void)
 {
     Suite *s = suite_create("tokenizer");
     TCase *c = tcase_create("small"), *time = tcase_create("linear_time");
+    TCase *many = tcase_create("threads");
+    one_thread(c);
+    one_thread(time);
     tcase_set_timeout(c, 60);
+    tcase_set_timeout(many, 60);
     tcase_set_timeout(time, 300);
     tcase_add_test(c, known_ids);
     tcase_add_test(c, lookups);
@@ -591,10 +594,11 @@ Suite *suite_tokenizer(void)
     tcase_add_test(c, refusals);
     tcase_add_test(c, added_tokens);
     tcase_add_test(c, config_bos);
-    tcase_add_test(c, threads);
+    tcase_add_test(many, threads);
     tcase_add_test(c, merge_order);
     tcase_add_loop_test(time, linear_time, 0, 4);
     suite_add_tcase(s, c);
+    suite_add_tcase(s, many);
     suite_add_tcase(s, time);
     return s;
 }

@@ -11,6 +11,7 @@
 #include "engine/base/mem.h"
 #include "engine/text/pattern.h"
 #include "engine/text/unicode.h"
+#include "test/sanitize.h"
 
 static struct pattern *open_re(const char *re, unsigned flags)
 {
@@ -233,6 +234,7 @@ Suite *suite_tokenizer_pattern(void)
 {
     Suite *s = suite_create("tokenizer_pattern");
     TCase *c = tcase_create("all");
+    one_thread(c);
     tcase_set_timeout(c, 120);
     tcase_add_test(c, meaning);
     tcase_add_test(c, refused);

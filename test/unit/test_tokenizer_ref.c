@@ -12,12 +12,9 @@
 #include "engine/base/utf8.h"
 #include "engine/text/stream.h"
 #include "test/unit/tokenizer_data.h"
+#include "test/sanitize.h"
 
-#if defined(__SANITIZE_THREAD__)
-enum { EACH = 4 }; /* nothing here has a second thread: a part of the streams */
-#else
-enum { EACH = 1 };
-#endif
+enum { EACH = SANITIZED ? 4 : 1 }; /* streams: a part */
 
 struct files {
     char *corpus, *ids, *text;
@@ -223,10 +220,13 @@ Suite *suite_tokenizer_ref(void)
     TCase *all = tcase_create("corpus"), *some = tcase_create("random_ids");
     tcase_set_timeout(all, 120);
     tcase_set_timeout(some, 120);
+    one_thread(all);
+    one_thread(some);
     tcase_add_loop_test(all, corpus, 0, 6);
     tcase_add_loop_test(some, random_ids, 0, 6);
     TCase *var = tcase_create("variants");
     tcase_set_timeout(var, 120);
+    one_thread(var);
     tcase_add_test(var, variants);
     suite_add_tcase(s, var);
     suite_add_tcase(s, all);
