@@ -59,16 +59,22 @@ static void shape_close(struct shape *s)
         cublasLtMatmulDescDestroy(s->op);
 }
 
-static int candidates(struct dev *d, const struct shape *s, cublasLtMatmulHeuristicResult_t *h,
-                      int cap)
+/* Parts of K are added in fp32, never in the results' own type. */
+static int candidates(struct dev *d, const struct shape *s, bool narrow,
+                      cublasLtMatmulHeuristicResult_t *h, int cap)
 {
     cublasLtMatmulPreference_t pref;
     if (cublasLtMatmulPreferenceCreate(&pref) != CUBLAS_STATUS_SUCCESS)
         return 0;
     size_t ws = CUDA_LT_BYTES;
+    uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (!narrow)
+        sums |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
     int n = 0;
     cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &ws,
                                          sizeof ws);
+    cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums,
+                                         sizeof sums);
     cublasStatus_t st =
         cublasLtMatmulAlgoGetHeuristic(d->lt, s->op, s->a, s->b, s->c, s->c, pref, cap, h, &n);
     cublasLtMatmulPreferenceDestroy(pref);
@@ -179,7 +185,7 @@ static const struct cuda_plan *choose(struct dev *d, const struct gemm *g, int b
     t.m = (int)m;
     if (m > 0 && shape_open(&s, &t, t.m)) {
         bool timed = d->recording && !d->frozen && g->n * g->k >= TIMED_MIN;
-        int n = candidates(d, &s, h, timed ? TRIALS : 1);
+        int n = candidates(d, &s, g->narrow, h, timed ? TRIALS : 1);
         if (n > 0)
             p = keep(d, g, b, &h[n > 1 ? fastest(d, &s, &t, h, n) : 0].algo);
         shape_close(&s);
@@ -215,7 +221,7 @@ int gemm_run(struct dev *d, const struct gemm *g)
                 CUBLAS_STATUS_SUCCESS &&
             check.workspaceSize <= CUDA_LT_BYTES)
             r = run_algo(d, &s, g, g->out, &p->algo, d->stream);
-        else if (candidates(d, &s, &h, 1) == 1)
+        else if (candidates(d, &s, g->narrow, &h, 1) == 1)
             r = run_algo(d, &s, g, g->out, &h.algo, d->stream);
     }
     shape_close(&s);

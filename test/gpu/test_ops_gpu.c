@@ -256,7 +256,9 @@ START_TEST(fused_products)
                       .ldx = k + 4,
                       .ldo = k,
                       .eps = 1e-5f}));
-            float worst = twin_near(&t, h, R * (size_t)k, 2 * tol, 2 * tol, "mlp");
+            /* three roundings, and the largest of 266,240 sums: 0.12 was seen */
+            float far = r <= 8 ? 2 * tol : 4 * tol;
+            float worst = twin_near(&t, h, R * (size_t)k, far, far, "mlp");
             if (r == 16 || r == 130)
                 printf("mlp %s %d x %d x %d: largest difference %.2g\n", dtype_name(dt), r, in, k,
                        (double)worst);
