@@ -4,13 +4,15 @@
  * path decoded alone up to rounding, not bit for bit.
  *
  * grid (R, KV heads, chunks of HC query heads); 4 warps take keys in turn, lanes split the head
- * dims, every warp keeps its own running softmax and the block merges them. Each KV element is read
+ * dims, every warp keeps its own running softmax and the block merges them. The scales of an fp8
+ * cache come as parts of `scale` and as `v_scale` (1 for other types). Each KV element is read
  * once per row and chunk of query heads: right for decode and verify of few rows; prefill shares
  * keys between rows through the caches only. */
 #ifndef SPECD_ATTN_PORTABLE_CUH
 #define SPECD_ATTN_PORTABLE_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 extern "C" {
@@ -29,6 +31,11 @@ static __device__ __forceinline__ float portable_kv(const float *p)
 static __device__ __forceinline__ float portable_kv(const __nv_bfloat16 *p)
 {
     return __bfloat162float(*p);
+}
+
+static __device__ __forceinline__ float portable_kv(const __nv_fp8_e4m3 *p)
+{
+    return float(*p);
 }
 
 /* Whether ancestor bit i is set and at least `skip` (when positive) are set below it: those are
@@ -127,7 +134,7 @@ __global__ void __launch_bounds__(PORTABLE_WARPS * 32) portable_kernel(struct at
             c.lse[(int64_t)r * c.n_head + head0 + h] = total > 0 ? m + logf(total) : -INFINITY;
         if (c.sinks)
             total += __expf(c.sinks[head0 + h] - m);
-        float inv = total > 0 ? 1.0f / total : 0.0f;
+        float inv = total > 0 ? c.v_scale / total : 0.0f;
         float *out = c.out + r * c.ldo + (int64_t)(head0 + h) * dv;
         for (int i = lane; i < dv; i += 32) {
             float s = 0;

@@ -1,5 +1,5 @@
 /* "portable" and "portable-mla": CUDA backends of plain code for every GPU from sm_80 on, GQA and
- * absorbed MLA over paged fp32 or bf16 caches. No workspace; of a plan only the dimensions are
+ * absorbed MLA over paged fp32, bf16 or fp8 caches. No workspace; of a plan only the dimensions are
  * kept, what a step needs is in the call, so they can be captured for any shape. */
 #include "attention/portable/decode.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -80,7 +80,12 @@ static int portable_run(struct attn *a, const struct attn_call *c, struct err *e
     struct attn_call x = *c;
     if (x.mask != MASK_TREE)
         x.ancestors = NULL; /* RANGE and BLOCK: the range is data */
-    int r = x.kv_type == DT_BF16 ? dispatch<__nv_bfloat16>(a, &x) : dispatch<float>(a, &x);
+    bool fp8 = x.kv_type == DT_F8E4M3;
+    x.v_scale = !fp8 ? 1 : x.kind == ATTN_GQA ? x.v_scale : x.k_scale;
+    x.scale *= fp8 ? x.k_scale : 1;
+    int r = fp8                    ? dispatch<__nv_fp8_e4m3>(a, &x)
+            : x.kv_type == DT_BF16 ? dispatch<__nv_bfloat16>(a, &x)
+                                   : dispatch<float>(a, &x);
     return r < 0 ? FAIL(e, r, "portable attention: the kernel for head dims %d/%d does not start",
                         c->dims.qk, c->dims.v)
                  : OK;
@@ -94,7 +99,7 @@ static struct attn_caps caps(uint32_t kinds)
 {
     struct attn_caps c = {};
     c.kinds = kinds;
-    c.kv_types = 1u << DT_F32 | 1u << DT_BF16;
+    c.kv_types = 1u << DT_F32 | 1u << DT_BF16 | 1u << DT_F8E4M3;
     c.page_sizes = 1u << 4 | 1u << 5 | 1u << 6;
     c.sm_min = 80;
     c.cp_max = 1;

@@ -124,13 +124,9 @@ __global__ void __launch_bounds__(T) kv_write_kernel(struct op_kv_write a)
     int64_t w = a.wslot[blockIdx.x];
     if (w < 0)
         return;
-    for (int j = threadIdx.x; j < a.width; j += blockDim.x) {
-        float v = a.x[blockIdx.x * a.ldx + j];
-        if (a.dt == DT_BF16)
-            ((__nv_bfloat16 *)a.cache)[w * a.width + j] = __float2bfloat16_rn(v);
-        else
-            ((float *)a.cache)[w * a.width + j] = v;
-    }
+    float inv = 1 / a.scale; /* fp8 only */
+    for (int j = threadIdx.x; j < a.width; j += blockDim.x)
+        vec_put<1>(a.cache, a.dt, w * a.width + j, vec_load<1>(a.x + blockIdx.x * a.ldx + j), inv);
 }
 
 extern "C" int cuda_do_kv_write(struct dev *d, const struct op_kv_write *a)

@@ -1,19 +1,10 @@
 /* From the products of a layer to its cache: norms of heads and latents, rotary embedding, cache
  * writes, in one launch each. A warp works on one head of one row (grid: rows x groups of heads),
  * every element of which is read and written once; bound by the launch at few rows and by
- * bandwidth (4 bytes read, 4 or 2 written an element) at many. */
+ * bandwidth (4 bytes read, 4, 2 or 1 written an element) at many. */
 #include "kernels/cuda/vec.cuh"
 
 enum { WARPS = 4 };
-
-template <int V>
-static __device__ __forceinline__ void put(void *cache, enum dtype dt, int64_t i, const vec<V> &x)
-{
-    if (dt == DT_BF16)
-        vec_store<V>((__nv_bfloat16 *)cache + i, x);
-    else
-        vec_store<V>((float *)cache + i, x);
-}
 
 /* (lo, hi) is a pair of each of V frequencies. */
 template <int V>
@@ -79,6 +70,7 @@ __global__ void __launch_bounds__(WARPS * 32) qkv_kernel(struct op_qkv_place a)
     bool normed = norm.p && !is_v;
     float scale = normed ? rsqrtf(cuda_warp_sum(sum) / (float)a.hd + a.eps) : 1.0f;
     void *cache = is_v ? a.v_cache : a.k_cache;
+    float inv = 1 / (is_v ? a.v_scale : a.k_scale); /* fp8 only */
     int64_t to = slot * a.n_kv * a.hd + (int64_t)h * a.hd;
 #pragma unroll
     for (int t = 0; t < IT; t++) {
@@ -98,8 +90,8 @@ __global__ void __launch_bounds__(WARPS * 32) qkv_kernel(struct op_qkv_place a)
             vec_store<V>(x + i, lo[t]);
             vec_store<V>(x + half + i, hi[t]);
         } else {
-            put<V>(cache, a.dt, to + i, lo[t]);
-            put<V>(cache, a.dt, to + half + i, hi[t]);
+            vec_put<V>(cache, a.dt, to + i, lo[t], inv);
+            vec_put<V>(cache, a.dt, to + half + i, hi[t], inv);
         }
     }
 }
@@ -145,7 +137,7 @@ template <int V> static __device__ void latent_row(const struct op_mla_place &a,
     if (slot < 0)
         return;
     const float *x = a.kv + r * a.ldkv;
-    float sum = 0;
+    float sum = 0, inv = 1 / a.scale; /* fp8 only */
     for (int i = threadIdx.x * V; i < a.lora; i += WARPS * 32 * V)
         sum += vec_sumsq<V>(vec_load<V>(x + i));
     float scale = rsqrtf(cuda_block_sum(sum) / (float)a.lora + a.eps);
@@ -154,7 +146,7 @@ template <int V> static __device__ void latent_row(const struct op_mla_place &a,
 #pragma unroll
         for (int k = 0; k < V; k++)
             v.v[k] *= scale * w.v[k];
-        put<V>(a.cache, a.dt, to + i, v);
+        vec_put<V>(a.cache, a.dt, to + i, v, inv);
     }
     int64_t pos = a.pos[r];
     bool turned = pos >= 0 && pos < a.pos_max;
@@ -163,8 +155,8 @@ template <int V> static __device__ void latent_row(const struct op_mla_place &a,
         vec<1> u = vec_load<1>(x + lo), v = vec_load<1>(x + hi);
         if (turned)
             turn<1>(u, v, vec_load<1>(a.cos + pos * half + i), vec_load<1>(a.sin + pos * half + i));
-        put<1>(a.cache, a.dt, to + lo, u);
-        put<1>(a.cache, a.dt, to + hi, v);
+        vec_put<1>(a.cache, a.dt, to + lo, u, inv);
+        vec_put<1>(a.cache, a.dt, to + hi, v, inv);
     }
 }
 

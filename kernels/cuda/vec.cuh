@@ -47,6 +47,41 @@ template <int V> static __device__ __forceinline__ void vec_store(__nv_bfloat16 
     }
 }
 
+/* As dtype_f32_to_f8e4m3 converts. */
+template <int V> static __device__ __forceinline__ void vec_store(__nv_fp8_e4m3 *p, const vec<V> &x)
+{
+    if constexpr (V == 1) {
+        *(uint8_t *)p = __nv_cvt_float_to_fp8(x.v[0], __NV_SATFINITE, __NV_E4M3);
+    } else {
+        alignas(V) uint16_t b[V / 2];
+#pragma unroll
+        for (int i = 0; i < V / 2; i++)
+            b[i] = __nv_cvt_float2_to_fp8x2(make_float2(x.v[2 * i], x.v[2 * i + 1]), __NV_SATFINITE,
+                                            __NV_E4M3);
+        if constexpr (V == 4)
+            *(uint32_t *)p = *(const uint32_t *)b;
+        else
+            *(uint16_t *)p = b[0];
+    }
+}
+
+/* Elements i … i + V of a cache; fp8 ones are x * inv. */
+template <int V>
+static __device__ __forceinline__ void vec_put(void *cache, enum dtype dt, int64_t i, vec<V> x,
+                                               float inv)
+{
+    if (dt == DT_F8E4M3) {
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            x.v[k] *= inv;
+        vec_store<V>((__nv_fp8_e4m3 *)cache + i, x);
+    } else if (dt == DT_BF16) {
+        vec_store<V>((__nv_bfloat16 *)cache + i, x);
+    } else {
+        vec_store<V>((float *)cache + i, x);
+    }
+}
+
 /* Elements i … i + V of an array of any type; bf16 and fp32 in one load. */
 template <int V>
 static __device__ __forceinline__ vec<V> vec_load_any(const void *p, enum dtype dt, int64_t i)

@@ -1,10 +1,12 @@
 /* Goal: the CUDA attention backends give what the CPU references give, with every mask they offer.
  * Method: the same call on both devices over caches in which everything that no row may see is NaN
  * (hidden rows of a tree too). fp32 caches: fixed cases, values within 2e-5 (fp32 sums in another
- * order). bf16 caches: cases from the capabilities of each backend, ragged requests up to thousands
- * of keys, both devices over the same rounded values, eager and replayed to equal bits.
+ * order). bf16 and fp8 caches: cases from the capabilities of each backend, ragged requests up to
+ * thousands of keys, both devices over the same rounded values (the reference in fp32), eager and
+ * replayed to equal bits.
  *
- * Tolerances over bf16 caches, keys and values of unit variance. Few lines (rows x heads of a
+ * Tolerances over these caches (e4m3 elements are exact in bf16, their scales are applied in fp32),
+ * keys and values of unit variance. Few lines (rows x heads of a
  * tile): queries and weights are in two bf16 parts, what is left are 2^-17 of a score and fp32
  * sums: relative norm 1e-4. Many lines and prefill round both once, 2^-9 each: 4e-3, one value up
  * to four standard deviations of both roundings over |v| <= 4.5; a log-sum-exp over one key has the
@@ -209,7 +211,7 @@ START_TEST(attention)
 }
 END_TEST
 
-/* ---- bf16 caches, cases from capabilities ---- */
+/* ---- bf16 and fp8 caches, cases from capabilities ---- */
 
 enum { REQ = 6, ROWS = 460, POS = 4224, CPU_PAGE = 16, NOWHERE = 1 << 28 };
 
@@ -273,16 +275,17 @@ static void ragged_make(struct ragged *w, struct rng *g, enum role role, enum at
     ck_assert_int_le(w->rows, ROWS);
 }
 
-/* The same cache twice: fp32 pages of 16 in order, bf16 pages of another size shuffled. */
+/* The same cache twice: fp32 pages of 16 in order, the other type's pages of another size shuffled.
+ */
 struct pools {
     float *cpu;
     int32_t *cpu_table, *gpu_table; /* [REQ + 1][pages] */
     void *gpu;
 };
 
-/* `like`: pages where that cache has them. */
+/* fp8: elements are worth `scale`. `like`: pages where that cache has them. */
 static struct pools pools_make(struct twins *t, const struct ragged *w, int page, int width,
-                               const struct pools *like)
+                               enum dtype dt, float scale, const struct pools *like)
 {
     struct pools o;
     struct err e = {0};
@@ -304,9 +307,10 @@ static struct pools pools_make(struct twins *t, const struct ragged *w, int page
         total += (size_t)(w->len[s] + CPU_PAGE - 1) / CPU_PAGE * CPU_PAGE;
     o.cpu = mem_alloc(total * (size_t)width * sizeof *o.cpu);
     size_t gpu_n = (size_t)used * (size_t)page * (size_t)width;
-    uint16_t *half = mem_alloc(gpu_n * sizeof *half);
-    for (size_t i = 0; i < gpu_n; i++)
-        half[i] = 0x7fff; /* NaN */
+    size_t bytes = gpu_n * dtype_size(dt);
+    void *packed = mem_alloc(bytes);
+    memset(packed, 0xff, bytes); /* NaN */
+    scale = dt == DT_F8E4M3 ? scale : 1;
     int at = 0, next = 0;
     for (int s = 0; s < n; s++) {
         for (int i = 0; i < cp; i++)
@@ -322,20 +326,19 @@ static struct pools pools_make(struct twins *t, const struct ragged *w, int page
             float *c = o.cpu + ((size_t)o.cpu_table[s * cp + p / CPU_PAGE] * CPU_PAGE +
                                 (size_t)(p % CPU_PAGE)) *
                                    (size_t)width;
-            uint16_t *h = half + ((size_t)o.gpu_table[s * gp + p / page] * (size_t)page +
-                                  (size_t)(p % page)) *
-                                     (size_t)width;
+            int64_t to = ((int64_t)o.gpu_table[s * gp + p / page] * page + p % page) * width;
             for (int i = 0; i < width; i++) {
                 float x = (float)(rng_unit(&t->rng) - 0.5) * 3.4641f;
-                h[i] = used_here ? dtype_f32_to_bf16(x) : 0x7fff;
-                c[i] = used_here ? dtype_bf16_to_f32(h[i]) : NAN;
+                if (used_here)
+                    dtype_store(packed, dt, to + i, x / scale);
+                c[i] = used_here ? dtype_load(packed, dt, to + i) * scale : NAN;
             }
         }
     }
-    ck_assert_int_eq(dev_cuda.alloc(t->gpu, &o.gpu, gpu_n * 2 + 16, DEV_MEM_DEVICE, &e), OK);
-    ck_assert_int_eq(dev_cuda.copy_in(t->gpu, o.gpu, half, gpu_n * 2, &e), OK);
+    ck_assert_int_eq(dev_cuda.alloc(t->gpu, &o.gpu, bytes + 16, DEV_MEM_DEVICE, &e), OK);
+    ck_assert_int_eq(dev_cuda.copy_in(t->gpu, o.gpu, packed, bytes, &e), OK);
     ck_assert_int_eq(dev_cuda.sync(t->gpu, &e), OK);
-    mem_free(half);
+    mem_free(packed);
     mem_free(order);
     return o;
 }
@@ -368,13 +371,16 @@ static double norm_near(const float *g, const float *c, size_t n, float abs, con
     return c2 > 0 ? sqrt(d2 / c2) : 0;
 }
 
-struct bf16_case {
+#define K_SCALE 0.37f /* of fp8 caches */
+#define V_SCALE 0.011f
+struct cache_case {
     const struct attn_backend *b;
+    enum dtype kv_type;
     int heads, kv, page, variant; /* variant 1: sinks, 2: soft cap */
     struct attn_dims dims;
 };
 
-static struct attn_call call_of(const struct bf16_case *k, const struct ragged *w)
+static struct attn_call call_of(const struct cache_case *k, const struct ragged *w)
 {
     bool mla = k->b->caps.kinds == ATTN_MLA_ABSORBED;
     return (struct attn_call){.role = w->role,
@@ -390,17 +396,20 @@ static struct attn_call call_of(const struct bf16_case *k, const struct ragged *
                               .soft_cap = k->variant == 2 ? 3 : 0,
                               .kv_lora = mla ? k->dims.v : 0,
                               .rope = mla ? k->dims.qk - k->dims.v : 0,
+                              .k_scale = K_SCALE,
+                              .v_scale = V_SCALE,
                               .cp_world = 1};
 }
 
-static void check_bf16(const struct bf16_case *k, const struct ragged *w, struct twins *t)
+static void check_cache(const struct cache_case *k, const struct ragged *w, struct twins *t)
 {
     struct err e = {0};
     bool mla = k->b->caps.kinds == ATTN_MLA_ABSORBED;
     size_t no = (size_t)(w->rows * k->heads * k->dims.v), nl = (size_t)(w->rows * k->heads);
-    struct pools pk = pools_make(t, w, k->page, k->kv * k->dims.qk, NULL), pv = {0};
+    struct pools pk = pools_make(t, w, k->page, k->kv * k->dims.qk, k->kv_type, K_SCALE, NULL);
+    struct pools pv = {0};
     if (!mla)
-        pv = pools_make(t, w, k->page, k->kv * k->dims.v, &pk);
+        pv = pools_make(t, w, k->page, k->kv * k->dims.v, k->kv_type, V_SCALE, &pk);
     int first_twin = t->n;
     struct twin *q = twin_rand(t, (size_t)(w->rows * k->heads * k->dims.qk), 1);
     struct twin *out = twin_nans(t, no), *lse = twin_nans(t, nl),
@@ -448,7 +457,7 @@ static void check_bf16(const struct bf16_case *k, const struct ragged *w, struct
 
     side = SIDE_GPU;
     SIDE_CALL();
-    need.kv_type = x.kv_type = DT_BF16;
+    need.kv_type = x.kv_type = k->kv_type;
     need.page = x.page = k->page;
     need.sm = dev_cuda.sm(t->gpu);
     dims.pages = x.pages_max = POS / k->page;
@@ -456,9 +465,9 @@ static void check_bf16(const struct bf16_case *k, const struct ragged *w, struct
     x.v = mla ? NULL : pv.gpu;
     x.table = P(kt);
     char name[160];
-    snprintf(name, sizeof name, "%s %d/%d heads %d/%d %s mask %d page %d qlen %d variant %d",
-             k->b->name, k->dims.qk, k->dims.v, k->heads, k->kv, role_name(w->role), (int)w->mask,
-             k->page, w->qlen, k->variant);
+    snprintf(name, sizeof name, "%s %s %d/%d heads %d/%d %s mask %d page %d qlen %d variant %d",
+             k->b->name, dtype_name(k->kv_type), k->dims.qk, k->dims.v, k->heads, k->kv,
+             role_name(w->role), (int)w->mask, k->page, w->qlen, k->variant);
     ck_assert_msg(attn_check(k->b, &need, &e) == OK, "%s: %s", name, e.text);
     ck_assert_msg(k->b->open(&a, t->gpu, &need, &dims, &e) == OK, "%s: %s", name, e.text);
     ck_assert_int_eq(k->b->plan(a, &dims, &e), OK);
@@ -505,15 +514,53 @@ static void check_bf16(const struct bf16_case *k, const struct ragged *w, struct
         pools_free(t, &pv);
 }
 
+static bool cuda_has(int i, enum dtype dt)
+{
+    return strcmp(attn_backends[i]->device, "cuda") == 0 &&
+           attn_backends[i]->caps.kv_types >> dt & 1;
+}
+
+static int cuda_backends(enum dtype dt)
+{
+    int n = 0;
+    for (int i = 0; attn_backends[i]; i++)
+        n += cuda_has(i, dt);
+    return n;
+}
+
+/* Whether a backend has these head dims for the type: bf16 must have all, fp8 some. */
+static bool built_for(const struct attn_backend *b, enum dtype kv_type, struct attn_dims dims,
+                      struct dev *gpu)
+{
+    bool mla = b->caps.kinds == ATTN_MLA_ABSORBED;
+    struct attn_need n = {.role = TGT_VERIFY,
+                          .kind = mla ? ATTN_MLA_ABSORBED : ATTN_GQA,
+                          .mask = MASK_RANGE,
+                          .graph = GRAPH_ANY,
+                          .kv_type = kv_type,
+                          .page = 16,
+                          .n_head = 8,
+                          .n_kv = mla ? 1 : 2,
+                          .dims = dims,
+                          .q_len_max = 1,
+                          .cp = 1,
+                          .sm = dev_cuda.sm(gpu)};
+    struct err e = {0};
+    int r = attn_check(b, &n, &e);
+    ck_assert_msg(r == OK || (kv_type == DT_F8E4M3 && strstr(e.text, "not built for fp8 caches") &&
+                              dims.qk != 128 && dims.qk != 576),
+                  "%s: %s", b->name, e.text);
+    return r == OK;
+}
+
 /* Every role and mask that a backend offers, over its dims; heads, pages and extras take turns. */
-START_TEST(bf16_caches)
+static void check_caches(enum dtype kv_type, int index)
 {
     static const struct attn_dims some[] = {{64, 64}, {128, 128}, {576, 512}};
     static const int gqa_heads[][2] = {{8, 2}, {4, 4}, {14, 2}, {16, 1}};
     static const int mla_heads[] = {16, 8, 40};
-    int n = 0, turn = 0, index = _i, small = twin_small();
-    while (strcmp(attn_backends[n]->device, "cuda") != 0 ||
-           !(attn_backends[n]->caps.kv_types >> DT_BF16 & 1) || index-- > 0)
+    int n = 0, turn = 0, small = twin_small();
+    while (!cuda_has(n, kv_type) || index-- > 0)
         n++;
     const struct attn_backend *b = attn_backends[n];
     bool mla = b->caps.kinds == ATTN_MLA_ABSORBED, any = b->caps.dims[0].qk == 0;
@@ -522,7 +569,7 @@ START_TEST(bf16_caches)
     twins_open(&t);
     for (int d = 0; d < 8 && (any ? d < 3 : b->caps.dims[d].qk > 0); d++) {
         struct attn_dims dims = any ? some[d] : b->caps.dims[d];
-        if ((dims.qk == 576) != mla)
+        if ((dims.qk == 576) != mla || !built_for(b, kv_type, dims, t.gpu))
             continue;
         for (int role = 0; role < N_ROLES; role++)
             for (int mask = MASK_RANGE; mask <= MASK_BLOCK; mask *= 2) {
@@ -534,8 +581,9 @@ START_TEST(bf16_caches)
                     continue; /* masks of the other roles take turns */
                 for (int i = small; i < (full && !small ? 4 : 1 + small); i++, turn++) {
                     static const int qlens[] = {1, 4, 16, 7};
-                    struct bf16_case k = {.b = b, .page = 16 << turn % 3, .variant = turn % 4 % 3};
+                    struct cache_case k = {.b = b, .page = 16 << turn % 3, .variant = turn % 4 % 3};
                     k.dims = dims;
+                    k.kv_type = kv_type;
                     k.heads = mla ? mla_heads[turn % 3] : gqa_heads[turn % 4][0];
                     k.kv = mla ? 1 : gqa_heads[turn % 4][1];
                     ragged_make(w, &t.rng, (enum role)role, (enum attn_mask)mask,
@@ -543,29 +591,32 @@ START_TEST(bf16_caches)
                                 : small  ? 40
                                          : 150,
                                 i % 2 ? 33 : 0);
-                    check_bf16(&k, w, &t);
+                    check_cache(&k, w, &t);
                 }
             }
     }
     mem_free(w);
     twins_close(&t);
 }
+
+START_TEST(bf16_caches)
+{
+    check_caches(DT_BF16, _i);
+}
 END_TEST
 
-static int bf16_backends(void)
+START_TEST(fp8_caches)
 {
-    int n = 0;
-    for (int i = 0; attn_backends[i]; i++)
-        n += strcmp(attn_backends[i]->device, "cuda") == 0 &&
-             attn_backends[i]->caps.kv_types >> DT_BF16 & 1;
-    return n;
+    check_caches(DT_F8E4M3, _i);
 }
+END_TEST
 
 Suite *suite_gpu_attn(void);
 Suite *suite_gpu_attn(void)
 {
     Suite *s = suite_create("gpu_attn");
     TWIN_CASE(s, attention, (int)ARRAY_LEN(g_rows));
-    TWIN_CASE(s, bf16_caches, bf16_backends());
+    TWIN_CASE(s, bf16_caches, cuda_backends(DT_BF16));
+    TWIN_CASE(s, fp8_caches, cuda_backends(DT_F8E4M3));
     return s;
 }

@@ -116,21 +116,36 @@ START_TEST(mlp)
 }
 END_TEST
 
-/* The GPU's cache, whose element is `dt`, against the CPU's fp32 one; `rel`: a rounding. */
-static void near_cache(struct twins *t, const struct twin *w, enum dtype dt, size_t n, float abs,
-                       const char *what)
+#define K_SCALE 0.007f /* of fp8 caches: what is above 3.1 saturates */
+#define V_SCALE 0.02f
+static const enum dtype caches[] = {DT_F32, DT_BF16, DT_F8E4M3};
+
+/* The GPU's cache, whose element is `dt`, against the CPU's fp32 one. abs 0: it is what the CPU's
+ * converts to; else within half a unit of the type and `abs`. */
+static void near_cache(struct twins *t, const struct twin *w, enum dtype dt, float scale, size_t n,
+                       float abs, const char *what)
 {
     struct err e = {0};
     if (dt == DT_F32) {
         twin_near(t, w, n, abs, 1e-5f, what);
         return;
     }
-    uint16_t *g = mem_alloc(n * sizeof *g);
+    bool fp8 = dt == DT_F8E4M3;
+    size_t size = dtype_size(dt);
+    uint8_t *g = mem_alloc(n * size), ones[2] = {0xff, 0xff}, exact[4];
     const float *c = w->p[SIDE_CPU];
-    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, g, w->p[SIDE_GPU], n * sizeof *g, &e), OK);
+    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, g, w->p[SIDE_GPU], n * size, &e), OK);
     for (size_t i = 0; i < n; i++) {
-        float v = dtype_bf16_to_f32(g[i]);
-        if (isnan(c[i]) ? g[i] != 0xffff : !(fabsf(v - c[i]) <= abs + fabsf(c[i]) / 256))
+        float v = dtype_load(g, dt, (int64_t)i) * (fp8 ? scale : 1), want = c[i],
+              most = 448 * scale;
+        if (fp8 && fabsf(want) > most)
+            want = want > 0 ? most : -most;
+        float half = fp8 ? fabsf(want) / 16 + scale * 0x1p-10f : fabsf(want) / 256;
+        dtype_store(exact, dt, 0, c[i] * (fp8 ? 1 / scale : 1));
+        bool ok = isnan(c[i]) ? !memcmp(g + i * size, ones, size) /* nobody wrote there */
+                  : abs > 0   ? fabsf(v - want) <= abs + half
+                              : !memcmp(g + i * size, exact, size);
+        if (!ok)
             ck_abort_msg("%s [%zu]: %g, want %g", what, i, (double)v, (double)c[i]);
     }
     mem_free(g);
@@ -171,8 +186,8 @@ START_TEST(qkv_place)
                  {4, 3, 1, 20, 1},   {3, 2, 1, 256, 0}, {2, 2, 2, 512, 2}, {2, 1, 1, 1024, 0},
                  {300, 9, 3, 64, 0}, {6, 5, 5, 96, 0},  {3, 2, 1, 2, 0}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
-        for (int form = 0; form < 4; form++) {
-            enum dtype dt = form & 1 ? DT_BF16 : DT_F32;
+        for (int form = 0; form < 6; form++) {
+            enum dtype dt = caches[form % 3];
             int r = cases[i].rows, hd = cases[i].hd, nh = cases[i].nh, nkv = cases[i].nkv;
             int nk = nkv * hd, ldq = nh * hd + cases[i].pad, ldk = nk + cases[i].pad;
             struct weight qn = {0}, kn = {0};
@@ -184,7 +199,7 @@ START_TEST(qkv_place)
                         *kc = poisoned(&t, (size_t)(SLOTS * nk)),
                         *vc = poisoned(&t, (size_t)(SLOTS * nk));
             rows_of(&t, r, &pos, &wslot);
-            if (form & 2) {
+            if (form >= 3) {
                 qn = twin_weight(&t, DT_BF16, 1, hd, 1);
                 kn = twin_weight(&t, DT_F32, 1, hd, 1);
             }
@@ -209,14 +224,16 @@ START_TEST(qkv_place)
                       .ldq = ldq,
                       .ldk = ldk,
                       .ldv = ldk,
-                      .eps = 1e-6f}));
+                      .eps = 1e-6f,
+                      .k_scale = K_SCALE,
+                      .v_scale = V_SCALE}));
             char what[64];
             snprintf(what, sizeof what, "qkv_place case %zu form %d q", i, form);
             twin_near(&t, q, (size_t)(r * ldq), 1e-5f, 1e-5f, what);
             what[strlen(what) - 1] = 'k';
-            near_cache(&t, kc, dt, (size_t)(SLOTS * nk), 1e-5f, what);
+            near_cache(&t, kc, dt, K_SCALE, (size_t)(SLOTS * nk), 1e-5f, what);
             what[strlen(what) - 1] = 'v';
-            near_cache(&t, vc, dt, (size_t)(SLOTS * nk), 0, what);
+            near_cache(&t, vc, dt, V_SCALE, (size_t)(SLOTS * nk), 0, what);
         }
     twins_close(&t);
 }
@@ -234,9 +251,9 @@ START_TEST(mla_place)
                  {40, 3, 6, 10, 2},
                  {200, 16, 128, 512, 64}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
-        for (int form = 0; form < 8; form++) {
-            enum dtype dt = form & 1 ? DT_BF16 : DT_F32;
-            bool apart = form & 2;
+        for (int form = 0; form < 12; form++) {
+            enum dtype dt = caches[form % 3];
+            bool apart = form / 3 % 2;
             int r = cases[i].rows, heads = cases[i].heads, nope = cases[i].nope;
             int lora = cases[i].lora, rope = cases[i].rope, width = lora + rope, qk = nope + rope;
             int stride = apart ? width : qk, at = apart ? lora : nope, ldo = heads * stride;
@@ -270,11 +287,12 @@ START_TEST(mla_place)
                       .ldo = ldo,
                       .out_stride = stride,
                       .eps = 1e-6f,
-                      .interleaved = form & 4}));
+                      .scale = K_SCALE,
+                      .interleaved = form >= 6}));
             char what[64];
             snprintf(what, sizeof what, "mla_place case %zu form %d", i, form);
             twin_near(&t, out, (size_t)(r * ldo), 1e-5f, 1e-5f, what);
-            near_cache(&t, cache, dt, (size_t)(SLOTS * width), 1e-5f, what);
+            near_cache(&t, cache, dt, K_SCALE, (size_t)(SLOTS * width), 1e-5f, what);
         }
     twins_close(&t);
 }

@@ -77,6 +77,24 @@ START_TEST(elementwise)
               .width = W,
               .ldx = W}));
     twin_same(&t, cache, 10 * W * sizeof(float), "kv_write");
+    float *odd = src->p[SIDE_CPU];
+    static const float odd_values[] = {1,     INFINITY, -INFINITY, 1000, -112, 0x1p-9f,
+                                       -0.0f, 0x1p-12f, 0x3p-12f,  58,   60,   62};
+    memcpy(odd, odd_values, sizeof odd_values);
+    for (int k = 0; k < 2; k++) {
+        odd[0] = k ? NAN : 1; /* bf16 NaNs differ in bits that nobody looks at */
+        twin_push(&t, src);
+        BOTH(&t, kv_write,
+             SET({.cache = P(cache),
+                  .dt = k ? DT_F8E4M3 : DT_BF16,
+                  .x = P(src),
+                  .wslot = P(wsl),
+                  .rows = R,
+                  .width = W,
+                  .ldx = W,
+                  .scale = 0.25f}));
+        twin_same(&t, cache, 10 * W * sizeof(float), k ? "kv_write fp8" : "kv_write bf16");
+    }
     struct twin *g = twin_rand(&t, R * D, 3), *u = twin_rand(&t, R * D, 1),
                 *so = twin_nans(&t, R * D);
     BOTH(&t, silu_mul,

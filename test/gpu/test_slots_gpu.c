@@ -549,6 +549,20 @@ START_TEST(speculation)
                   .acc = acc_of(&w, side),
                   .reqs = REQS}));
         twin_same(t, cache, cache->bytes, "kv_move");
+        BOTH(t, kv_move,
+             SET({.cache = P(cache),
+                  .dt = DT_F8E4M3,
+                  .width = 20,
+                  .n_layer = 3,
+                  .layer_rows = 48 * 16,
+                  .table = P(w.table),
+                  .pages_max = 4,
+                  .page = 16,
+                  .req_slot = P(w.req_slot),
+                  .req_row0 = P(w.req_row0),
+                  .acc = acc_of(&w, side),
+                  .reqs = REQS}));
+        twin_same(t, cache, cache->bytes, "kv_move fp8");
         BOTH(t, draft_ngram,
              SET({.s = slots_of(&w, side),
                   .req_slot = P(w.req_slot),
