@@ -43,6 +43,10 @@ const struct mma_kernel *mma_gqa_256(enum mma_size size);
 /* Prefill on sm_90a by head dims; NULL: not built. */
 const struct mma_kernel *mma_wide(int qk, int v);
 const struct mma_kernel *mma_latent(enum mma_size size); /* absorbed MLA, 576 / 512 */
+/* The same over fp8 caches. */
+const struct mma_kernel *mma_gqa_64_fp8(enum mma_size size);
+const struct mma_kernel *mma_gqa_128_fp8(enum mma_size size);
+const struct mma_kernel *mma_latent_fp8(enum mma_size size);
 /* Merges the splits of all lines (row, head) in their order. */
 int mma_merge(struct dev *d, const struct mma_args *a);
 

@@ -1,6 +1,6 @@
-/* "mma" and "mma-mla": CUDA backends on tensor cores for bf16 caches, GQA and absorbed MLA. A
- * backend's workspace (partial sums of splits, counters) is taken at open; what a launch needs of
- * lengths it reads on the device, so a captured launch serves any lengths. */
+/* "mma" and "mma-mla": CUDA backends on tensor cores for bf16 and fp8 caches, GQA and
+ * absorbed MLA. A backend's workspace (partial sums of splits, counters) is taken at open; what a
+ * launch needs of lengths it reads on the device, so a captured launch serves any lengths. */
 #include "attention/mma/frag.cuh"
 #include "kernels/cuda/launch.cuh"
 
@@ -32,11 +32,18 @@ static bool prefill_role(enum role r)
 
 static const struct mma_kernel *kernel_of(const struct attn_need *n, enum mma_size size)
 {
-    if (n->kind == ATTN_GQA && size == MMA_PREFILL && n->sm == SPECD_CUDA_ARCH &&
-        mma_wide(n->dims.qk, n->dims.v))
+    bool fp8 = n->kv_type == DT_F8E4M3;
+    if (n->kind == ATTN_MLA_ABSORBED) {
+        bool fit = n->dims.qk == 576 && n->dims.v == 512;
+        return !fit ? NULL : fp8 ? mma_latent_fp8(size) : mma_latent(size);
+    }
+    if (fp8)
+        return n->dims.qk != n->dims.v ? NULL
+               : n->dims.qk == 64      ? mma_gqa_64_fp8(size)
+               : n->dims.qk == 128     ? mma_gqa_128_fp8(size)
+                                       : NULL;
+    if (size == MMA_PREFILL && n->sm == SPECD_CUDA_ARCH && mma_wide(n->dims.qk, n->dims.v))
         return mma_wide(n->dims.qk, n->dims.v);
-    if (n->kind == ATTN_MLA_ABSORBED)
-        return n->dims.qk == 576 && n->dims.v == 512 ? mma_latent(size) : NULL;
     if (n->dims.qk == 192 && n->dims.v == 128)
         return mma_gqa_192(size);
     if (n->dims.qk != n->dims.v)
@@ -254,7 +261,10 @@ static int mma_run(struct attn *a, const struct attn_call *c, struct err *e)
     if (c->rows == 0)
         return OK;
     struct mma_args x = a->base;
+    bool fp8 = c->kv_type == DT_F8E4M3;
     x.c = *c;
+    x.c.scale *= fp8 ? c->k_scale : 1;
+    x.c.v_scale = !fp8 ? 1 : c->kind == ATTN_GQA ? c->v_scale : c->k_scale;
     if (c->mask != MASK_TREE)
         x.c.ancestors = NULL; /* RANGE and BLOCK: the range is data */
     dim3 grid = a->grid;
@@ -274,6 +284,9 @@ static int mma_run(struct attn *a, const struct attn_call *c, struct err *e)
 static int dims_built(const struct attn_need *n, struct err *why)
 {
     const struct mma_kernel *k = kernel_of(n, prefill_role(n->role) ? MMA_PREFILL : MMA_16);
+    if (n->kv_type == DT_F8E4M3 && !k)
+        return FAIL(why, E_UNSUPPORTED, "head dims %d/%d are not built for fp8 caches", n->dims.qk,
+                    n->dims.v);
     bool small = n->sm == 86 || n->sm == 89 || n->sm >= 120;
     if (k && small && k->smem > 95 * 1024)
         return FAIL(why, E_UNSUPPORTED,
@@ -291,7 +304,7 @@ static struct attn_caps caps(uint32_t kinds)
                                            {128, 128}, {192, 128}, {256, 256}};
     struct attn_caps c = {};
     c.kinds = kinds;
-    c.kv_types = 1u << DT_BF16;
+    c.kv_types = 1u << DT_BF16 | 1u << DT_F8E4M3;
     c.page_sizes = 1u << 4 | 1u << 5 | 1u << 6;
     if (kinds == ATTN_GQA)
         for (size_t i = 0; i < sizeof gqa / sizeof gqa[0]; i++)

@@ -5,24 +5,26 @@
  * Warps share the lines (MW x 16 MT) and, when lines are few, the keys of a step (TW). Scores and
  * sums are fp32; with HL queries and weights are split into two bf16 parts, so that only the
  * cache's own rounding is left: decode and short verifies are bound by the cache's bytes, not by
- * products.
+ * products. F8: the cache is fp8 (fp8.cuh).
  *
  * grid (KV heads x head tiles, tiles, splits). Bytes: the visible keys and values of each tile. */
 #ifndef SPECD_ATTN_GQA_CUH
 #define SPECD_ATTN_GQA_CUH
 
+#include "attention/mma/fp8.cuh"
 #include "attention/mma/rows.cuh"
 #include "kernels/cuda/launch.cuh"
 
 /* WIN: tiles are windows of rows at fixed places, worked off run by run (long runs, no splits). */
 template <int DQ_, int DV_, int MT_, int MW_, int TW_, int BN_, int ST_, bool HL_, bool WIN_,
-          int BLOCKS_>
+          int BLOCKS_, bool F8_ = false>
 struct gqa_conf {
     static constexpr int DQ = DQ_, DV = DV_, MT = MT_, MW = MW_, TW = TW_, BN = BN_, ST = ST_;
-    static constexpr bool HL = HL_, WIN = WIN_;
+    static constexpr bool HL = HL_, WIN = WIN_, F8 = F8_;
     static constexpr int M = 16 * MT * MW, T = 32 * MW * TW, NT = BN / TW / 8, BLOCKS = BLOCKS_;
     static constexpr int q_bytes = M * rows_of<DQ>::bytes;
-    static constexpr int k_bytes = BN * rows_of<DQ>::bytes, v_bytes = BN * rows_of<DV>::bytes;
+    static constexpr int k_bytes = BN * (F8 ? rows8_of<DQ>::bytes : rows_of<DQ>::bytes);
+    static constexpr int v_bytes = BN * (F8 ? rows8_of<DV>::bytes : rows_of<DV>::bytes);
     static constexpr int kv_at = q_bytes * (HL ? 2 : 1);
     static constexpr int smem = kv_at + ST * (k_bytes + v_bytes);
     static_assert(BN <= T && BN % (16 * TW) == 0 && DQ % 16 == 0 && DV % 16 == 0, "tile");
@@ -194,6 +196,10 @@ static __device__ __forceinline__ void gqa_load_q(const struct mma_args &a, char
             x = p[0];
             y = p[1];
         }
+        if constexpr (C::F8) {
+            fp8_put_q<C::DQ>(q, C::HL ? q + C::q_bytes : NULL, m, chunk, x, y);
+            continue;
+        }
         uint4 w = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y),
                    pack_bf16(y.z, y.w)};
         uint32_t at = rows_of<C::DQ>::at(m, chunk);
@@ -211,20 +217,20 @@ template <class C>
 static __device__ __forceinline__ void gqa_fetch(const struct mma_args &a, uint32_t kv,
                                                  const int *idx, int kvh)
 {
-    constexpr int KC = C::DQ / 8, VC = C::DV / 8;
-    const __nv_bfloat16 *K = (const __nv_bfloat16 *)a.c.k + kvh * C::DQ;
-    const __nv_bfloat16 *V = (const __nv_bfloat16 *)a.c.v + kvh * C::DV;
+    constexpr int E = C::F8 ? 1 : 2, KC = C::DQ * E / 16, VC = C::DV * E / 16; /* bytes, chunks */
+    const char *K = (const char *)a.c.k + kvh * C::DQ * E;
+    const char *V = (const char *)a.c.v + kvh * C::DV * E;
 #pragma unroll
     for (int i = threadIdx.x; i < C::BN * KC; i += C::T) {
         int t = i / KC, c = i % KC, at = idx[t];
-        cp16(kv + rows_of<C::DQ>::at(t, c), K + (int64_t)max(at, 0) * (a.c.n_kv * C::DQ) + c * 8,
-             at >= 0);
+        cp16(kv + (C::F8 ? rows8_of<C::DQ>::at(t, c) : rows_of<C::DQ>::at(t, c)),
+             K + (int64_t)max(at, 0) * (a.c.n_kv * C::DQ * E) + c * 16, at >= 0);
     }
 #pragma unroll
     for (int i = threadIdx.x; i < C::BN * VC; i += C::T) {
         int t = i / VC, c = i % VC, at = idx[t];
-        cp16(kv + C::k_bytes + rows_of<C::DV>::at(t, c),
-             V + (int64_t)max(at, 0) * (a.c.n_kv * C::DV) + c * 8, at >= 0);
+        cp16(kv + C::k_bytes + (C::F8 ? rows8_of<C::DV>::at(t, c) : rows_of<C::DV>::at(t, c)),
+             V + (int64_t)max(at, 0) * (a.c.n_kv * C::DV * E) + c * 16, at >= 0);
     }
 }
 
@@ -290,7 +296,7 @@ static __device__ void gqa_merge(const struct mma_args &a, char *smem, int r0, i
 }
 
 /* Lines of warps that shared keys are added up in shared memory. */
-template <class C>
+template <class C, bool F8 = false>
 static __device__ __forceinline__ void
 gqa_finish_shared(const struct mma_args &a, char *kv, float (&o)[C::MT][C::DV / 8][4],
                   float (&mx)[C::MT][2], float (&sum)[C::MT][2], float scale, int r0, int n,
@@ -311,9 +317,15 @@ gqa_finish_shared(const struct mma_args &a, char *kv, float (&o)[C::MT][C::DV / 
                 sl[m] = sum[mt][h];
             }
 #pragma unroll
-            for (int nt = 0; nt < C::DV / 8; nt++)
-                *(float2 *)(so + m * LINE + nt * 8 + (lane & 3) * 2) = {o[mt][nt][h * 2],
-                                                                        o[mt][nt][h * 2 + 1]};
+            for (int nt = 0; nt < C::DV / 8; nt++) {
+                const float *x = o[mt][nt] + h * 2;
+                if constexpr (!F8) {
+                    *(float2 *)(so + m * LINE + nt * 8 + (lane & 3) * 2) = {x[0], x[1]};
+                } else if (nt % 2 == 0) {
+                    const float *y = o[mt][nt + 1] + h * 2;
+                    *(float4 *)(so + m * LINE + nt * 8 + (lane & 3) * 4) = {x[0], y[0], x[1], y[1]};
+                }
+            }
         }
     __syncthreads();
     for (int i = threadIdx.x; i < C::M * (C::DV / 4); i += C::T) {
@@ -338,7 +350,7 @@ gqa_finish_shared(const struct mma_args &a, char *kv, float (&o)[C::MT][C::DV / 
     }
 }
 
-template <class C>
+template <class C, bool F8 = false>
 static __device__ __forceinline__ void
 gqa_finish_own(const struct mma_args &a, float (&o)[C::MT][C::DV / 8][4], float (&mx)[C::MT][2],
                float (&sum)[C::MT][2], float scale, int r0, int n, int kvh, int ht, bool part,
@@ -354,9 +366,14 @@ gqa_finish_own(const struct mma_args &a, float (&o)[C::MT][C::DV / 8][4], float 
             if (l.on)
                 f = line_end(a, l, mx[mt][h] * scale, sum[mt][h], part, split, (lane & 3) == 0);
 #pragma unroll
-            for (int nt = 0; nt < C::DV / 8; nt += 2)
-                line_pair(a, l, C::DV, nt * 8, o[mt][nt] + h * 2, o[mt][nt + 1] + h * 2, f, part,
-                          split);
+            for (int nt = 0; nt < C::DV / 8; nt += 2) {
+                const float *x = o[mt][nt] + h * 2, *y = o[mt][nt + 1] + h * 2;
+                if constexpr (!F8)
+                    line_pair(a, l, C::DV, nt * 8, x, y, f, part, split);
+                else if (l.on)
+                    line_put(a, l, C::DV, nt * 8 + (lane & 3) * 4,
+                             make_float4(x[0], y[0], x[1], y[1]), f, part, split);
+            }
         }
 }
 
@@ -434,13 +451,19 @@ static __device__ __forceinline__ void gqa_tile(const struct mma_args &a, char *
         if (tid < C::BN && far + 1 < end)
             next = tile_key(a, rows, n, w, table, (far + 1) * C::BN + tid);
         uint32_t k = kv + (uint32_t)slot * step;
-        gqa_scores<C>(s, q, k, line0, key0);
+        if constexpr (C::F8)
+            fp8_scores<C>(s, q, k, line0, key0);
+        else
+            gqa_scores<C>(s, q, k, line0, key0);
         if (cap)
             gqa_cap<C>(s, cap_in, c.soft_cap * MMA_LOG2E);
         if (t * C::BN < w.all_lo || (t + 1) * C::BN > w.all_hi || w.dead)
             gqa_mask<C>(s, rows, line0, a.tile_heads, t * C::BN + key0, tree);
         gqa_softmax<C>(s, o, mx, sum, scale);
-        gqa_values<C>(o, s, k + C::k_bytes, key0);
+        if constexpr (C::F8)
+            fp8_values<C>(o, s, k + C::k_bytes, key0);
+        else
+            gqa_values<C>(o, s, k + C::k_bytes, key0);
         slot = slot == C::ST - 1 ? 0 : slot + 1;
     }
 #pragma unroll
@@ -454,9 +477,10 @@ static __device__ __forceinline__ void gqa_tile(const struct mma_args &a, char *
     bool part = active > 1;
     if (C::TW > 1) {
         __syncthreads();
-        gqa_finish_shared<C>(a, smem + C::kv_at, o, mx, sum, scale, r0, n, kvh, ht, part, split);
+        gqa_finish_shared<C, C::F8>(a, smem + C::kv_at, o, mx, sum, scale, r0, n, kvh, ht, part,
+                                    split);
     } else {
-        gqa_finish_own<C>(a, o, mx, sum, scale, r0, n, kvh, ht, part, split);
+        gqa_finish_own<C, C::F8>(a, o, mx, sum, scale, r0, n, kvh, ht, part, split);
     }
     if (!C::WIN && part && !a.merge_apart)
         gqa_merge<C>(a, smem + C::kv_at, r0, n, kvh, ht, active);

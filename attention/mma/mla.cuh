@@ -11,15 +11,18 @@
 #ifndef SPECD_ATTN_MLA_CUH
 #define SPECD_ATTN_MLA_CUH
 
+#include "attention/mma/fp8.cuh"
 #include "attention/mma/rows.cuh"
 #include "kernels/cuda/launch.cuh"
 
-template <int MT_, int BN_, bool HL_, bool WIN_> struct mla_conf {
+/* F8: the cache is fp8 (fp8.cuh). */
+template <int MT_, int BN_, bool HL_, bool WIN_, bool F8_ = false> struct mla_conf {
     static constexpr int DQ = 576, DV = 512, MT = MT_, BN = BN_, ST = 2, T = 256;
-    static constexpr bool HL = HL_, WIN = WIN_;
+    static constexpr bool HL = HL_, WIN = WIN_, F8 = F8_;
     static constexpr int M = 16 * MT;
     static constexpr int NG = BN / 8, RG = 8 / NG, MQ = MT / RG; /* groups of keys, of lines */
-    static constexpr int q_bytes = M * rows_of<DQ>::bytes, k_bytes = BN * rows_of<DQ>::bytes;
+    static constexpr int q_bytes = M * rows_of<DQ>::bytes;
+    static constexpr int k_bytes = BN * (F8 ? rows8_of<DQ>::bytes : rows_of<DQ>::bytes);
     static constexpr int p_bytes = M * rows_of<BN>::bytes;
     static constexpr int p_at = q_bytes * (HL ? 2 : 1), kv_at = p_at + p_bytes * (HL ? 2 : 1);
     static constexpr int smem = kv_at + ST * k_bytes;
@@ -75,6 +78,47 @@ static __device__ __forceinline__ void mla_scores(float (&s)[C::MQ][4], uint32_t
         }
 }
 
+/* The same over fp8 keys. */
+template <class C>
+static __device__ __forceinline__ void mla_scores8(float (&s)[C::MQ][4], uint32_t q, uint32_t k,
+                                                   int line0, int key0)
+{
+    int lane = threadIdx.x & 31;
+    float part[C::MQ][C::HL ? 3 : 1][4] = {};
+#pragma unroll
+    for (int i = 0; i < C::MQ; i++)
+        s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
+#pragma unroll 3
+    for (int kk = 0; kk < C::DQ / 64; kk++) {
+        uint32_t r[4];
+        ldsm4(r, k + rows8_of<C::DQ>::at(key0 + (lane & 7), kk * 4 + (lane >> 3)));
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* 16 columns each */
+            uint32_t b0 = f16_pair(r[j]), b1 = f16_pair(r[j] >> 16);
+#pragma unroll
+            for (int i = 0; i < C::MQ; i++) {
+                uint32_t x[4];
+                uint32_t at = rows_of<C::DQ>::at(line0 + i * 16 + (lane & 15),
+                                                 (kk * 4 + j) * 2 + (lane >> 4));
+                ldsm4(x, q + at);
+                mma_f16(j & 1 ? part[i][0] : s[i], x, b0, b1);
+                if constexpr (C::HL) {
+                    ldsm4(x, q + C::q_bytes + at);
+                    mma_f16(part[i][1 + (j & 1)], x, b0, b1);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < C::MQ; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[i][e] += part[i][0][e];
+            if constexpr (C::HL)
+                s[i][e] += part[i][1][e] + part[i][2][e];
+        }
+}
+
 /* The weights of all keys times the warp's 64 columns. */
 template <class C>
 static __device__ __forceinline__ void mla_values(float (&o)[C::MT][8][4], uint32_t p, uint32_t k,
@@ -109,6 +153,40 @@ static __device__ __forceinline__ void mla_values(float (&o)[C::MT][8][4], uint3
     }
 }
 
+/* The same over fp8 values; even and odd columns of 16 as in fp8_values. */
+template <class C>
+static __device__ __forceinline__ void mla_values8(float (&o)[C::MT][8][4], uint32_t p, uint32_t k,
+                                                   int chunk0)
+{
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int kk = 0; kk < C::BN / 16; kk++) {
+        uint32_t hi[C::MT][4], lo[C::MT][4];
+#pragma unroll
+        for (int mt = 0; mt < C::MT; mt++) {
+            uint32_t at = rows_of<C::BN>::at(mt * 16 + (lane & 15), kk * 2 + (lane >> 4));
+            ldsm4(hi[mt], p + at);
+            if (C::HL)
+                ldsm4(lo[mt], p + C::p_bytes + at);
+        }
+#pragma unroll
+        for (int np = 0; np < 4; np++) {
+            uint32_t r[2];
+            ldsm2_t(r, k + rows8_of<C::DQ>::at(kk * 16 + (lane & 15), chunk0 + np));
+#pragma unroll
+            for (int odd = 0; odd < 2; odd++) {
+                uint32_t b0 = f16_column(r[0], odd), b1 = f16_column(r[1], odd);
+#pragma unroll
+                for (int mt = 0; mt < C::MT; mt++) {
+                    mma_f16(o[mt][np * 2 + odd], hi[mt], b0, b1);
+                    if (C::HL)
+                        mma_f16(o[mt][np * 2 + odd], lo[mt], b0, b1);
+                }
+            }
+        }
+    }
+}
+
 template <class C>
 static __device__ __forceinline__ void mla_load_q(const struct mma_args &a, char *q, int r0, int n,
                                                   int ht)
@@ -123,6 +201,10 @@ static __device__ __forceinline__ void mla_load_q(const struct mma_args &a, char
                 (const float4 *)(a.c.q + l.row * a.c.ldq + (int64_t)l.head * C::DQ + chunk * 8);
             x = p[0];
             y = p[1];
+        }
+        if constexpr (C::F8) {
+            fp8_put_q<C::DQ>(q, C::HL ? q + C::q_bytes : NULL, m, chunk, x, y);
+            continue;
         }
         uint4 w = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y),
                    pack_bf16(y.z, y.w)};
@@ -140,11 +222,12 @@ template <class C>
 static __device__ __forceinline__ void mla_fetch(const struct mma_args &a, uint32_t k,
                                                  const int *idx)
 {
-    constexpr int V = C::DQ / 8;
-    const __nv_bfloat16 *K = (const __nv_bfloat16 *)a.c.k;
+    constexpr int E = C::F8 ? 1 : 2, V = C::DQ * E / 16; /* bytes, chunks */
+    const char *K = (const char *)a.c.k;
     for (int i = threadIdx.x; i < C::BN * V; i += C::T) {
         int t = i / V, c = i % V, at = idx[t];
-        cp16(k + rows_of<C::DQ>::at(t, c), K + (int64_t)max(at, 0) * C::DQ + c * 8, at >= 0);
+        cp16(k + (C::F8 ? rows8_of<C::DQ>::at(t, c) : rows_of<C::DQ>::at(t, c)),
+             K + (int64_t)max(at, 0) * (C::DQ * E) + c * 16, at >= 0);
     }
 }
 
@@ -225,7 +308,10 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
             next = tile_key(a, sh.rows, n, w, table, (t + 2) * C::BN + tid);
         uint32_t k = kv + (uint32_t)(stage * C::k_bytes);
         float s[C::MQ][4];
-        mla_scores<C>(s, q, k, line0, kg * 8);
+        if constexpr (C::F8)
+            mla_scores8<C>(s, q, k, line0, kg * 8);
+        else
+            mla_scores<C>(s, q, k, line0, kg * 8);
         bool mask = t * C::BN < w.all_lo || (t + 1) * C::BN > w.all_hi || w.dead;
 #pragma unroll
         for (int i = 0; i < C::MQ; i++)
@@ -263,10 +349,12 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
                 float x1 = ex2(fmaf(s[i][h * 2 + 1], scale, -base));
                 mq[i][h] = top;
                 sum[i][h] = sum[i][h] * f + x0 + x1;
-                uint32_t v = pack_bf16(x0, x1), at = rows_of<C::BN>::at(m, kg) + (lane & 3) * 4;
+                uint32_t v = C::F8 ? pack_f16(x0, x1) : pack_bf16(x0, x1);
+                uint32_t at = rows_of<C::BN>::at(m, kg) + (lane & 3) * 4;
                 *(uint32_t *)(smem + C::p_at + at) = v;
                 if (C::HL)
-                    *(uint32_t *)(smem + C::p_at + C::p_bytes + at) = pack_rest(x0, x1, v);
+                    *(uint32_t *)(smem + C::p_at + C::p_bytes + at) =
+                        C::F8 ? pack_rest_f16(x0, x1, v) : pack_rest(x0, x1, v);
             }
 #pragma unroll
         for (int mt = 0; mt < C::MT; mt++)
@@ -287,7 +375,10 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
                 }
             }
         __syncthreads(); /* the weights are there */
-        mla_values<C>(o, p, k, warp * 8);
+        if constexpr (C::F8)
+            mla_values8<C>(o, p, k, warp * 4);
+        else
+            mla_values<C>(o, p, k, warp * 8);
     }
     cp_wait<0>();
 #pragma unroll
@@ -314,9 +405,15 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
                 f = line_end(a, l, mx[mt][h] * scale, total, active > 1, split,
                              warp == 0 && (lane & 3) == 0);
 #pragma unroll
-            for (int nt = 0; nt < 8; nt += 2)
-                line_pair(a, l, C::DV, warp * 64 + nt * 8, o[mt][nt] + h * 2, o[mt][nt + 1] + h * 2,
-                          f, active > 1, split);
+            for (int nt = 0; nt < 8; nt += 2) {
+                const float *x = o[mt][nt] + h * 2, *y = o[mt][nt + 1] + h * 2;
+                int col = warp * 64 + nt * 8;
+                if constexpr (!C::F8)
+                    line_pair(a, l, C::DV, col, x, y, f, active > 1, split);
+                else if (l.on)
+                    line_put(a, l, C::DV, col + (lane & 3) * 4, make_float4(x[0], y[0], x[1], y[1]),
+                             f, active > 1, split);
+            }
         }
 }
 

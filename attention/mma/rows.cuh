@@ -186,7 +186,7 @@ static __device__ __forceinline__ int tile_share(const struct mma_args &a, const
 }
 
 /* Weight of the keys' sums in the output of a head whose maximum is m (base 2) and whose sum of
- * weights is l; the logarithm of the whole sum goes to *lse. */
+ * weights is l; the logarithm of the whole sum goes to *lse. v_scale: of an fp8 cache, else 1. */
 static __device__ __forceinline__ float head_scale(const struct mma_args &a, int head, float m,
                                                    float l, float *lse)
 {
@@ -194,9 +194,9 @@ static __device__ __forceinline__ float head_scale(const struct mma_args &a, int
     if (a.c.sinks && l > 0) {
         float k = a.c.sinks[head] * MMA_LOG2E, top = fmaxf(m, k);
         float f = ex2(m - top);
-        return f / (l * f + ex2(k - top));
+        return a.c.v_scale * f / (l * f + ex2(k - top));
     }
-    return l > 0 ? 1.0f / l : 0.0f;
+    return l > 0 ? a.c.v_scale / l : 0.0f;
 }
 
 /* Where line m of a tile belongs. */

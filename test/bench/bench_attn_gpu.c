@@ -1,7 +1,7 @@
 /* Goal: time of the CUDA attention backends at shapes of served models, JSON lines, and their
  * distance from the plain kernels in the same run. Method: a graph of calls over caches that rotate
  * past the second-level cache, replayed; the median replay divided by its calls. Random values.
- * usage: bench_attn_gpu [part of a case's name] [backend] */
+ * usage: bench_attn_gpu [part of a case's name] [backend] [fp8]; fp8: over such caches */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +48,7 @@ enum { BLOCK = 1 << 22, RUNS = 15, REST = 16384 };
 
 static const struct dev_ops *g_dev;
 static struct dev *g_d;
+static enum dtype g_kv = DT_BF16;
 static struct err g_err;
 
 #define MUST(call)                                                                                 \
@@ -92,17 +93,17 @@ struct work {
     void *q, *slot, *first, *last, *table;
 };
 
-static struct work setup(const struct shape *s, const uint16_t *half, const float *full)
+static struct work setup(const struct shape *s, const void *cache, const float *full)
 {
     struct work w = {
         .s = s, .rows = s->reqs * s->rows, .pages_max = (s->keys + s->page - 1) / s->page};
-    size_t keys = (size_t)s->reqs * (size_t)w.pages_max * (size_t)s->page;
-    w.k_bytes = keys * (size_t)(s->kv * s->qk) * 2;
-    w.v_bytes = s->kind == ATTN_GQA ? keys * (size_t)(s->kv * s->v) * 2 : 0;
+    size_t keys = (size_t)s->reqs * (size_t)w.pages_max * (size_t)s->page, size = dtype_size(g_kv);
+    w.k_bytes = keys * (size_t)(s->kv * s->qk) * size;
+    w.v_bytes = s->kind == ATTN_GQA ? keys * (size_t)(s->kv * s->v) * size : 0;
     size_t layers = ((size_t)192 << 20) / (w.k_bytes + w.v_bytes);
     w.layers = s->rows > 64 ? 1 : layers < 2 ? 2 : layers > 40 ? 40 : (int)layers;
-    w.k = filled(half, BLOCK * 2, w.k_bytes * (size_t)w.layers);
-    w.v = w.v_bytes ? filled(half, BLOCK * 2, w.v_bytes * (size_t)w.layers) : NULL;
+    w.k = filled(cache, BLOCK * size, w.k_bytes * (size_t)w.layers);
+    w.v = w.v_bytes ? filled(cache, BLOCK * size, w.v_bytes * (size_t)w.layers) : NULL;
     w.q = filled(full, BLOCK * 4, (size_t)w.rows * (size_t)(s->heads * s->qk) * 4);
     size_t n = (size_t)w.rows, np = (size_t)(s->reqs + 1) * (size_t)w.pages_max;
     int32_t *a = mem_alloc((3 * n + np) * sizeof *a), *f = a + n, *l = f + n, *t = l + n;
@@ -143,7 +144,9 @@ static struct attn_call call_of(const struct work *w, int layer, float *out, flo
         .lse = lse,
         .k = w->k + (size_t)layer * w->k_bytes,
         .v = mla ? NULL : w->v + (size_t)layer * w->v_bytes,
-        .kv_type = DT_BF16,
+        .kv_type = g_kv,
+        .k_scale = 1,
+        .v_scale = 1,
         .slot = w->slot,
         .first = w->first,
         .last = w->last,
@@ -171,7 +174,7 @@ static double time_backend(const struct work *w, const char *name, int runs, flo
                              .kind = s->kind,
                              .mask = MASK_RANGE,
                              .graph = GRAPH_ANY,
-                             .kv_type = DT_BF16,
+                             .kv_type = g_kv,
                              .page = s->page,
                              .n_head = s->heads,
                              .n_kv = s->kv,
@@ -226,16 +229,17 @@ static void report(const struct work *w, const char *backend, double t, const ch
     double bytes = (double)(w->k_bytes + w->v_bytes), pairs = 0;
     for (int r = 0; r < w->rows; r++)
         pairs += s->keys - s->rows + r % s->rows + 1;
-    printf("{\"case\": \"%s\", \"backend\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"TFLOP/s\": "
+    printf("{\"case\": \"%s\", \"backend\": \"%s\", \"kv\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, "
+           "\"TFLOP/s\": "
            "%.1f%s}\n",
-           s->name, backend, t * 1e6, bytes / t * 1e-9,
+           s->name, backend, dtype_name(g_kv), t * 1e6, bytes / t * 1e-9,
            2 * pairs * s->heads * (s->qk + s->v) / t * 1e-12, more);
     fflush(stdout);
 }
 
-static void bench(const struct shape *s, const uint16_t *half, const float *full, const char *only)
+static void bench(const struct shape *s, const void *cache, const float *full, const char *only)
 {
-    struct work w = setup(s, half, full);
+    struct work w = setup(s, cache, full);
     size_t no = (size_t)w.rows * (size_t)(s->heads * s->v), nl = (size_t)w.rows * (size_t)s->heads;
     float *a = mem_alloc((no + nl) * 2 * sizeof *a), *b = a + no + nl;
     bool mla = s->kind != ATTN_GQA;
@@ -280,16 +284,18 @@ int main(int argc, char **argv)
     MUST(g_dev->open(&g_d, &conf, &g_err));
     struct rng rng = {7};
     float *full = mem_alloc(BLOCK * sizeof *full);
-    uint16_t *half = mem_alloc(BLOCK * sizeof *half);
+    if (argc > 3 && !strcmp(argv[3], "fp8"))
+        g_kv = DT_F8E4M3;
+    void *cache = mem_alloc(BLOCK * dtype_size(g_kv));
     for (size_t i = 0; i < BLOCK; i++) {
         full[i] = (float)(rng_unit(&rng) * 3.4641 - 1.73205); /* unit variance */
-        half[i] = dtype_f32_to_bf16((float)(rng_unit(&rng) * 3.4641 - 1.73205));
+        dtype_store(cache, g_kv, (int64_t)i, (float)(rng_unit(&rng) * 3.4641 - 1.73205));
     }
     for (size_t i = 0; i < sizeof g_shapes / sizeof g_shapes[0]; i++)
         if (argc < 2 || strstr(g_shapes[i].name, argv[1]))
-            bench(&g_shapes[i], half, full, argc > 2 ? argv[2] : NULL);
+            bench(&g_shapes[i], cache, full, argc > 2 && *argv[2] ? argv[2] : NULL);
     mem_free(full);
-    mem_free(half);
+    mem_free(cache);
     g_dev->close(g_d);
     return 0;
 }
