@@ -6,6 +6,7 @@
  * The order of picks within an expert depends on the run; a pick's result does not, because every
  * row of a tile is summed alone, and rows add their picks in stored order. */
 #include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/warpgroup.cuh"
 
 enum { GROUP_THREADS = 1024, STAGE_K = 64, N_TILE = 128, GEMM_THREADS = 256 };
 
@@ -256,61 +257,6 @@ tile_run(const struct grouped &v, const struct moe_tile &tile, int n_block, uint
 
 #else /* warpgroup products */
 
-static __device__ __forceinline__ uint64_t wg_desc(uint32_t at) /* rows of 128 bytes, swizzled */
-{
-    return (uint64_t)((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-
-#define R8(c, i)                                                                                   \
-    "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]),    \
-        "+f"(c[i + 6]), "+f"(c[i + 7])
-
-/* c += 64 rows of a times N rows of b, 16 k. */
-static __device__ __forceinline__ void wg_mul(float (&c)[64], uint64_t a, uint64_t b)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 1, 1;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-                 "%64, %65, p, 1, 1, 0, 0;\n}"
-                 : R8(c, 0), R8(c, 8), R8(c, 16), R8(c, 24), R8(c, 32), R8(c, 40), R8(c, 48),
-                   R8(c, 56)
-                 : "l"(a), "l"(b));
-}
-
-static __device__ __forceinline__ void wg_mul(float (&c)[32], uint64_t a, uint64_t b)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 1, 1;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-                 "%32, %33, p, 1, 1, 0, 0;\n}"
-                 : R8(c, 0), R8(c, 8), R8(c, 16), R8(c, 24)
-                 : "l"(a), "l"(b));
-}
-
-static __device__ __forceinline__ void wg_fence(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void wg_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void wg_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-
-static __device__ __forceinline__ void copies_visible(void) /* to the tensor cores */
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /* Two warpgroups of 64 picks by 128 weight rows (BM 128) or by 64 (BM 64). The copies of a stage
  * run beside the products of the one before. */
 template <int BM, int STAGES, bool UP>
@@ -325,23 +271,23 @@ tile_run(const struct grouped &v, const struct moe_tile &tile, int n_block, uint
     tile_find(&rows, v, tile, n_block);
     tile_start<BM, STAGES, UP>(rows, base, steps);
     int row0 = BM == 128 ? group * 64 : 0, col0 = BM == 128 ? 0 : group * 64;
-    float acc[COLS / 2] = {};
+    float acc[COLS / 8][4] = {};
     for (int step = 0; step < steps; step++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        copies_visible();
+        wg_written();
         __syncthreads();
         uint32_t s = base + step % STAGES * BYTES;
-        uint64_t da = wg_desc(s + row0 * 128), db = wg_desc(s + A_BYTES + col0 * 128);
+        uint64_t da = wg_rows(s + row0 * 128), db = wg_rows(s + A_BYTES + col0 * 128);
         wg_fence();
 #pragma unroll
         for (int kk = 0; kk < STAGE_K / 16; kk++)
-            wg_mul(acc, da + kk * 2, db + kk * 2);
+            wg_mul<COLS>(acc, da + kk * 2, db + kk * 2, 1);
         wg_commit();
         int next = step + STAGES - 1;
         if (next < steps)
             tile_load(rows, base + next % STAGES * BYTES, next * STAGE_K);
         asm volatile("cp.async.commit_group;");
-        wg_wait();
+        wg_wait<0>();
     }
     int g = lane >> 2, q = lane & 3, warp = threadIdx.x >> 5 & 3;
 #pragma unroll
@@ -353,16 +299,15 @@ tile_run(const struct grouped &v, const struct moe_tile &tile, int n_block, uint
         if (UP) {
 #pragma unroll
             for (int j = 0; j < COLS / 16; j++)
-                put_act(v, at, n_block * 64 + col0 / 2 + j * 8 + q * 2, acc + 8 * j + 2 * h,
-                        acc + 8 * j + 4 + 2 * h);
+                put_act(v, at, n_block * 64 + col0 / 2 + j * 8 + q * 2, acc[2 * j] + 2 * h,
+                        acc[2 * j + 1] + 2 * h);
             continue;
         }
         int p = v.list.perm[at];
         float w = a.weights[p], *y = v.y + (int64_t)p * a.hidden + n_block * N_TILE + col0;
 #pragma unroll
         for (int j = 0; j < COLS / 8; j++)
-            *(float2 *)(y + j * 8 + q * 2) =
-                make_float2(w * acc[4 * j + 2 * h], w * acc[4 * j + 2 * h + 1]);
+            *(float2 *)(y + j * 8 + q * 2) = make_float2(w * acc[j][2 * h], w * acc[j][2 * h + 1]);
     }
 }
 
