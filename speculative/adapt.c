@@ -57,8 +57,19 @@ static bool known(const struct adapt *a, int size, int choice)
     return a->count[size][choice] >= COUNT_MIN;
 }
 
-/* By a line through the nearest two depths that are known at this size; 0: there are no two. Not
- * less than a smaller depth takes. */
+/* An estimate, but not less than a smaller depth takes, nor more than a greater one. */
+static double within(const struct adapt *a, int size, int choice, double t)
+{
+    for (int i = choice + 1; i < a->n; i++)
+        if (known(a, size, i) && a->us[size][i] < t)
+            t = a->us[size][i];
+    for (int i = 0; i < choice; i++)
+        if (known(a, size, i) && a->us[size][i] > t)
+            t = a->us[size][i];
+    return t > 0 ? t : 0;
+}
+
+/* By a line through the nearest two depths that are known at this size; 0: there are no two. */
 static double by_line(const struct adapt *a, int size, int choice)
 {
     const double *us = a->us[size];
@@ -72,11 +83,7 @@ static double by_line(const struct adapt *a, int size, int choice)
     if (n < 2)
         return 0;
     double slope = (us[p[1]] - us[p[0]]) / (a->depth[p[1]] - a->depth[p[0]]);
-    double t = us[p[0]] + slope * (a->depth[choice] - a->depth[p[0]]);
-    for (int i = 0; i < choice; i++)
-        if (known(a, size, i) && us[i] > t)
-            t = us[i];
-    return t > 0 ? t : 0;
+    return within(a, size, choice, us[p[0]] + slope * (a->depth[choice] - a->depth[p[0]]));
 }
 
 static double at_size(const struct adapt *a, int size, int choice)
@@ -126,9 +133,10 @@ static double time_of(const struct adapt *a, int size, int choice)
     if (!has)
         return t;
     double base = by_sizes(a, size, here, s, n), now = a->us[size][here];
-    if (n > 1 && now + t - base > 0)
-        return now + t - base;
-    return at_size(a, s[0], choice) / at_size(a, s[0], here) * now;
+    t = n > 1 ? now + t - base : 0;
+    if (t <= 0)
+        t = at_size(a, s[0], choice) / at_size(a, s[0], here) * now;
+    return within(a, size, choice, t);
 }
 
 /* Expected tokens a microsecond and request; 0: not known. */
@@ -164,7 +172,7 @@ static bool promising(const struct adapt *a, int size, int choice)
 
 static bool settled(const struct adapt *a, int size)
 {
-    for (int i = 0; i < a->n; i++)
+    for (int i = a->now == 0; i < a->n; i++) /* no drafts in force get known by themselves */
         if (promising(a, size, i))
             return false;
     return true;
@@ -253,6 +261,13 @@ int adapt_depth(struct adapt *a, int reqs)
     a->trial_left = TRIAL - 1;
     a->n_trial++;
     return a->depth[a->trial];
+}
+
+bool adapt_guess(const struct adapt *a, int reqs, int i, double *tokens, double *us)
+{
+    *tokens = expected(a, i);
+    *us = time_of(a, size_of(reqs), i);
+    return *us > 0;
 }
 
 static int choice_of(const struct adapt *a, int depth)

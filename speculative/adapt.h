@@ -42,6 +42,8 @@ void adapt_init(struct adapt *a, int steps);
 int adapt_depth(struct adapt *a, int reqs);
 /* A step came back: it was planned at `depth`, the step before it too when `steady`. */
 void adapt_time(struct adapt *a, int reqs, int depth, bool steady, double us);
+/* What the choice at index i (of n) is believed to yield; false: nothing is known. */
+bool adapt_guess(const struct adapt *a, int reqs, int i, double *tokens, double *us);
 /* One verify: `deep` drafts were on its longest path, `accepted` of a path were right. */
 void adapt_accept(struct adapt *a, int deep, int accepted);
 

@@ -2,6 +2,9 @@
  * how many prefill rows fit beside decodes. Everything is by age, so that whatever is oldest and
  * not paused can always make progress, and nothing starves. Reads state, changes none but
  * that of the adaptive depth. */
+#include <stdio.h>
+
+#include "engine/base/log.h"
 #include "engine/sched/sched_int.h"
 
 enum {
@@ -39,6 +42,20 @@ int policy_rows(const struct sched *s, const struct sreq *r)
     return 1 + (drafts < r->g->p.spec_max ? drafts : r->g->p.spec_max);
 }
 
+/* Why the depth changed. */
+static void say_depth(const struct adapt *a, int reqs)
+{
+    double tokens, us;
+    char text[256];
+    size_t n = 0;
+    for (int i = 0; i < a->n && n < sizeof text; i++)
+        if (adapt_guess(a, reqs, i, &tokens, &us))
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s%d: %.2f tokens in %.0f us",
+                                  n ? ", " : "", a->depth[i], tokens, us);
+    LOG(LOG_DEBUG, "sched", "%d requests draft %d deep from now on (%s)", reqs, a->depth[a->now],
+        n ? text : "nothing is known");
+}
+
 /* Depth of the rounds of the step being planned, whose requests are among the n of `r`. */
 int policy_depth(struct sched *s, struct sreq *const *r, int n)
 {
@@ -51,7 +68,11 @@ int policy_depth(struct sched *s, struct sreq *const *r, int n)
             return p->spec_depth;
         may += p->spec_mode == SPEC_MODEL;
     }
-    return adapt_depth(&s->adapt, may < s->c.reqs_max ? may : s->c.reqs_max);
+    may = may < s->c.reqs_max ? may : s->c.reqs_max;
+    int was = s->adapt.now, depth = adapt_depth(&s->adapt, may);
+    if (s->adapt.now != was)
+        say_depth(&s->adapt, may);
+    return depth;
 }
 
 /* Ended by length in a step that is in flight, if not by something else: no rows needed. */

@@ -222,12 +222,12 @@ END_TEST
 /* What the self-check does: a few steps of many requests and of one, with drafts and without. */
 static void check_first(struct sim *s, const struct world *w)
 {
-    static const int reqs[] = {8, 1}, depth[] = {S, 0};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         struct world v = *w;
-        v.reqs = reqs[i / 2];
-        s->fixed = depth[i % 2];
-        for (int k = 0; k < 10; k++)
+        v.reqs = i < 4 ? 8 : 1;
+        s->fixed = i % 4 == 0 || i % 4 == 3 ? S : 0;
+        s->warm = 8; /* prompts of its own */
+        for (int k = 0; k < 5; k++)
             step(s, &v);
     }
     s->fixed = -1;
@@ -265,7 +265,7 @@ START_TEST(short_runs)
         printf("adapt: %s p=%.2f n=%d: %d tokens in %.3f of the time without drafts, %.3f of the "
                "best; unchecked %.3f\n",
                w.c.name, w.p, w.reqs, steps[k], r, best, cold);
-        ck_assert_msg(lost < 3.5 + 0.01 * steps[k], "%s p=%.2f n=%d: %d tokens lose %.2f steps",
+        ck_assert_msg(lost < 4 + 0.02 * steps[k], "%s p=%.2f n=%d: %d tokens lose %.2f steps",
                       w.c.name, w.p, w.reqs, steps[k], lost);
         ck_assert_msg(best < 1.5 && (steps[k] < 400 || best < 1.3), "%s p=%.2f n=%d: %.3f of best",
                       w.c.name, w.p, w.reqs, best);
