@@ -10,7 +10,11 @@ extern "C" {
 #include "engine/base/mem.h"
 }
 
-enum { SPLITS_MAX = 64, SHORT_ROWS = 512 /* prefill of so many rows may be split */ };
+enum {
+    SPLITS_MAX = 64,
+    SHORT_ROWS = 512, /* prefill of so many rows may be split */
+    N_DECODE = 4,     /* kernels of few lines, 8 lines apart */
+};
 
 struct attn {
     struct dev *d;
@@ -19,6 +23,8 @@ struct attn {
     struct graph_dims plan; /* of the last plan(); rows 0 before the first */
     const struct mma_kernel *kernel[N_MMA_SIZES];
     int resident[N_MMA_SIZES]; /* blocks that the GPU holds at once */
+    const struct mma_kernel *decode[N_DECODE];
+    int decode_resident[N_DECODE], sms;
     void *ws;
     struct mma_args base; /* workspace addresses and what plan() chose */
     const struct mma_kernel *k;
@@ -100,33 +106,44 @@ static size_t mma_workspace(const struct attn_need *n, const struct graph_dims *
 
 /* ---- open ---- */
 
+/* Blocks of the kernel that an SM holds at once, 0 when not even one fits. */
+static int blocks_of(const struct mma_kernel *k)
+{
+    int blocks = 0;
+    if (cudaFuncSetAttribute(k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k->smem) ==
+            cudaSuccess &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, k->fn, k->threads, k->smem) ==
+            cudaSuccess)
+        return blocks;
+    cudaGetLastError(); /* it is an answer */
+    return 0;
+}
+
 static int open_kernels(struct attn *a, struct err *e)
 {
-    int dev = 0, sm = 0, room = 0;
+    const struct attn_need *n = &a->need;
+    int dev = 0, room = 0;
     if (cudaGetDevice(&dev) != cudaSuccess ||
-        cudaDeviceGetAttribute(&sm, cudaDevAttrMultiProcessorCount, dev) != cudaSuccess ||
+        cudaDeviceGetAttribute(&a->sms, cudaDevAttrMultiProcessorCount, dev) != cudaSuccess ||
         cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev) != cudaSuccess)
         return FAIL(e, E_DEVICE, "mma attention: the device does not answer");
-    for (int i = 0; i < (prefill_role(a->need.role) ? N_MMA_SIZES : MMA_PREFILL); i++) {
-        const struct mma_kernel *k = kernel_of(&a->need, (enum mma_size)i);
+    for (int i = 0; i < (prefill_role(n->role) ? N_MMA_SIZES : MMA_PREFILL); i++) {
+        const struct mma_kernel *k = kernel_of(n, (enum mma_size)i);
         CHECK(k);
-        int blocks = 0;
-        if (cudaFuncSetAttribute(k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)k->smem) != cudaSuccess ||
-            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, k->fn, k->threads, k->smem) !=
-                cudaSuccess ||
-            blocks < 1) {
-            cudaGetLastError(); /* it is an answer */
-            if (i == MMA_16 || i == MMA_PREFILL)
-                return FAIL(
-                    e, E_UNSUPPORTED,
-                    "mma attention: head dims %d/%d need %u bytes of shared memory a block, "
-                    "this device has %d",
-                    a->need.dims.qk, a->need.dims.v, k->smem, room);
-            continue;
-        }
-        a->kernel[i] = k;
-        a->resident[i] = blocks * sm;
+        int blocks = blocks_of(k);
+        if (blocks == 0 && (i == MMA_16 || i == MMA_PREFILL))
+            return FAIL(e, E_UNSUPPORTED,
+                        "mma attention: head dims %d/%d need %u bytes of shared memory a block, "
+                        "this device has %d",
+                        n->dims.qk, n->dims.v, k->smem, room);
+        a->kernel[i] = blocks ? k : NULL;
+        a->resident[i] = blocks * a->sms;
+    }
+    bool few = n->kind == ATTN_GQA && n->kv_type == DT_BF16 && !prefill_role(n->role);
+    for (int i = 0; few && i < N_DECODE; i++) {
+        const struct mma_kernel *k = mma_decode(n->dims.qk, n->dims.v, 8 * (i + 1));
+        a->decode_resident[i] = k ? blocks_of(k) * a->sms : 0;
+        a->decode[i] = a->decode_resident[i] ? k : NULL;
     }
     return OK;
 }
@@ -216,6 +233,23 @@ static void plan_splits(struct attn *a, const struct graph_dims *g, int tiles, i
     b->merge_apart = b->splits > 1 && (b->fill > 1 || a->need.kind != ATTN_GQA);
 }
 
+/* Few lines: equal shares of the work, as many workers as fit. False where a block or some splits a
+ * tile are as fast: about a tile an SM, very few tiles, and few tiles of more than 8 lines, whose
+ * sums are large to merge (measured: README). */
+static bool plan_shares(struct attn *a, const struct graph_dims *g, int lines)
+{
+    int i = (lines - 1) / 8, tiles = (g->reqs > 0 ? g->reqs : g->rows) * a->need.n_kv;
+    bool many = 2 * tiles >= 3 * a->sms, few = 2 * tiles < a->sms && tiles >= 8 && lines <= 8;
+    if (i >= N_DECODE || !a->decode[i] || !(many || few))
+        return false;
+    a->k = a->decode[i];
+    plan_tiles(a, g);
+    /* a worker may leave sums of two tiles to others */
+    int most = (int)(layout_of(&a->need, &a->max).lines / (2 * (size_t)a->k->m));
+    a->grid = dim3((unsigned)(a->decode_resident[i] < most ? a->decode_resident[i] : most), 1, 1);
+    return true;
+}
+
 static int mma_plan(struct attn *a, const struct graph_dims *g, struct err *e)
 {
     TRY(graph_dims_check(&a->max, g, "attention plan", e));
@@ -230,11 +264,13 @@ static int mma_plan(struct attn *a, const struct graph_dims *g, struct err *e)
     while (!a->kernel[size]) /* too large for this GPU's shared memory */
         size--;
     a->plan = *g;
-    a->k = a->kernel[size];
-    int tiles = plan_tiles(a, g);
     a->base.splits = 1;
     a->base.fill = 1;
     a->base.merge_apart = false;
+    if (plan_shares(a, g, lines))
+        return OK;
+    a->k = a->kernel[size];
+    int tiles = plan_tiles(a, g);
     if (size != MMA_PREFILL)
         plan_splits(a, g, tiles, a->resident[size]);
     a->grid = dim3((unsigned)(a->need.n_kv * a->base.head_tiles), (unsigned)tiles,

@@ -41,6 +41,14 @@ static __device__ __forceinline__ void ldsm4_t(uint32_t r[4], uint32_t addr)
                  : "memory");
 }
 
+/* An 8x8 matrix of bf16, a lane's pair of a row in, its pair of a column out. */
+static __device__ __forceinline__ uint32_t turn8(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 static __device__ __forceinline__ float ex2(float x)
 {
     float y;

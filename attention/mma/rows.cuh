@@ -13,7 +13,7 @@ extern "C" {
 template <int N> struct tile_rows {
     uint64_t anc[N];
     int first[N], last[N], row0[N]; /* row0: from here on bits decide; = last without a tree */
-    int pick[2];                    /* first row and number of rows of the tile that was found */
+    int pick[5];                    /* what one thread found for all */
     int warp_a[32], warp_b[32];
 };
 
@@ -134,6 +134,11 @@ static __device__ __forceinline__ tile_span tile_measure(const tile_rows<N> &s, 
 {
     int lane = threadIdx.x & 31;
     int lo = INT_MAX, hi = 0, all_lo = 0, all_hi = INT_MAX, dead = 0;
+    if (n == 1 && s.first[0] < s.last[0]) {
+        tile_span r = {min(s.first[0], s.row0[0]), s.last[0], s.first[0], s.row0[0], false, false};
+        r.whole = !tree && r.all_lo <= r.all_hi;
+        return r;
+    }
     for (int i = lane; i < n; i += 32) {
         if (s.first[i] >= s.last[i]) {
             dead = 1;

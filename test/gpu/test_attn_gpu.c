@@ -378,6 +378,7 @@ struct cache_case {
     enum dtype kv_type;
     int heads, kv, page, variant; /* variant 1: sinks, 2: soft cap */
     struct attn_dims dims;
+    bool crowds; /* planned for more requests than there are, too */
 };
 
 static struct attn_call call_of(const struct cache_case *k, const struct ragged *w)
@@ -461,48 +462,65 @@ static void check_cache(const struct cache_case *k, const struct ragged *w, stru
     need.page = x.page = k->page;
     need.sm = dev_cuda.sm(t->gpu);
     dims.pages = x.pages_max = POS / k->page;
+    /* their own number, about a tile an SM, several: kernels differ */
+    struct graph_dims plans[] = {dims, dims, dims};
+    int n_plans = k->crowds ? ARRAY_LEN(plans) : 1;
+    for (int i = 1; i < n_plans; i++) {
+        plans[i].reqs = plans[i].seqs = (i == 1 ? 128 : 512) / k->kv;
+        plans[i].rows = plans[i].reqs * w->qlen;
+    }
     x.k = pk.gpu;
     x.v = mla ? NULL : pv.gpu;
     x.table = P(kt);
     char name[160];
-    snprintf(name, sizeof name, "%s %s %d/%d heads %d/%d %s mask %d page %d qlen %d variant %d",
-             k->b->name, dtype_name(k->kv_type), k->dims.qk, k->dims.v, k->heads, k->kv,
-             role_name(w->role), (int)w->mask, k->page, w->qlen, k->variant);
+    int named =
+        snprintf(name, sizeof name, "%s %s %d/%d heads %d/%d %s mask %d page %d qlen %d variant %d",
+                 k->b->name, dtype_name(k->kv_type), k->dims.qk, k->dims.v, k->heads, k->kv,
+                 role_name(w->role), (int)w->mask, k->page, w->qlen, k->variant);
     ck_assert_msg(attn_check(k->b, &need, &e) == OK, "%s: %s", name, e.text);
-    ck_assert_msg(k->b->open(&a, t->gpu, &need, &dims, &e) == OK, "%s: %s", name, e.text);
-    ck_assert_int_eq(k->b->plan(a, &dims, &e), OK);
-    ck_assert_msg(k->b->run(a, &x, &e) == OK, "%s: %s", name, e.text);
+    ck_assert_msg(k->b->open(&a, t->gpu, &need, &plans[n_plans - 1], &e) == OK, "%s: %s", name,
+                  e.text);
     float *go = mem_alloc((no + nl) * 2 * sizeof *go), *gl = go + no, *again = gl + nl;
-    ck_assert_msg(dev_cuda.copy_out(t->gpu, go, P(out), no * 4, &e) == OK, "%s: %s", name, e.text);
-    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, gl, P(lse), nl * 4, &e), OK);
-    bool split = w->qlen <= 16 && k->heads / k->kv * w->qlen <= (mla ? 16 : 32);
-    double d = norm_near(go, out->p[SIDE_CPU], no, split ? 2e-3f : 3e-2f, name);
-    ck_assert_msg(d <= (split ? 1e-4 : 4e-3), "%s: relative norm %g", name, d);
-    norm_near(gl, lse->p[SIDE_CPU], nl, split ? 1e-4f : 1e-2f, name);
-
-    /* replayed twice: the same bits; with no row left: nothing */
-    struct dev_graph *g = NULL;
-    ck_assert_int_eq(dev_cuda.record_begin(t->gpu, &e), OK);
-    ck_assert_int_eq(k->b->run(a, &x, &e), OK);
-    ck_assert_int_eq(dev_cuda.record_end(t->gpu, &g, &e), OK);
-    for (int i = 0; i < 3; i++) {
-        static const int32_t none[ROWS];
+    for (int n = 0; n < n_plans; n++) {
+        snprintf(name + named, sizeof name - (size_t)named, " plan of %d", plans[n].reqs);
+        ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(l), w->last, sizeof w->last, &e), OK);
         memset(again, 0xff, (no + nl) * sizeof *again);
         ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(out), again, no * 4, &e), OK);
         ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(lse), again, nl * 4, &e), OK);
-        if (i == 2)
-            ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(l), none, sizeof none, &e), OK);
-        ck_assert_int_eq(dev_cuda.replay(t->gpu, g, &e), OK);
-        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, again, P(out), no * 4, &e), OK);
-        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, again + no, P(lse), nl * 4, &e), OK);
-        if (i < 2)
-            ck_assert_msg(memcmp(again, go, (no + nl) * 4) == 0, "%s: a replay differs", name);
-        size_t bad = 0;
-        for (size_t j = 0; i == 2 && j < no + nl; j++)
-            bad += !(j < no ? again[j] == 0 : again[j] == -INFINITY);
-        ck_assert_msg(bad == 0, "%s: an idle replay leaves %zu values", name, bad);
+        ck_assert_int_eq(k->b->plan(a, &plans[n], &e), OK);
+        ck_assert_msg(k->b->run(a, &x, &e) == OK, "%s: %s", name, e.text);
+        ck_assert_msg(dev_cuda.copy_out(t->gpu, go, P(out), no * 4, &e) == OK, "%s: %s", name,
+                      e.text);
+        ck_assert_int_eq(dev_cuda.copy_out(t->gpu, gl, P(lse), nl * 4, &e), OK);
+        bool split = w->qlen <= 16 && k->heads / k->kv * w->qlen <= (mla ? 16 : 32);
+        double d = norm_near(go, out->p[SIDE_CPU], no, split ? 2e-3f : 3e-2f, name);
+        ck_assert_msg(d <= (split ? 1e-4 : 4e-3), "%s: relative norm %g", name, d);
+        norm_near(gl, lse->p[SIDE_CPU], nl, split ? 1e-4f : 1e-2f, name);
+
+        /* replayed twice: the same bits; with no row left: nothing */
+        struct dev_graph *g = NULL;
+        ck_assert_int_eq(dev_cuda.record_begin(t->gpu, &e), OK);
+        ck_assert_int_eq(k->b->run(a, &x, &e), OK);
+        ck_assert_int_eq(dev_cuda.record_end(t->gpu, &g, &e), OK);
+        for (int i = 0; i < 3; i++) {
+            static const int32_t none[ROWS];
+            memset(again, 0xff, (no + nl) * sizeof *again);
+            ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(out), again, no * 4, &e), OK);
+            ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(lse), again, nl * 4, &e), OK);
+            if (i == 2)
+                ck_assert_int_eq(dev_cuda.copy_in(t->gpu, P(l), none, sizeof none, &e), OK);
+            ck_assert_int_eq(dev_cuda.replay(t->gpu, g, &e), OK);
+            ck_assert_int_eq(dev_cuda.copy_out(t->gpu, again, P(out), no * 4, &e), OK);
+            ck_assert_int_eq(dev_cuda.copy_out(t->gpu, again + no, P(lse), nl * 4, &e), OK);
+            if (i < 2)
+                ck_assert_msg(memcmp(again, go, (no + nl) * 4) == 0, "%s: a replay differs", name);
+            size_t bad = 0;
+            for (size_t j = 0; i == 2 && j < no + nl; j++)
+                bad += !(j < no ? again[j] == 0 : again[j] == -INFINITY);
+            ck_assert_msg(bad == 0, "%s: an idle replay leaves %zu values", name, bad);
+        }
+        dev_cuda.graph_free(t->gpu, g);
     }
-    dev_cuda.graph_free(t->gpu, g);
     k->b->close(a);
     mem_free(go);
     for (; t->n > first_twin; t->n--) {
@@ -557,7 +575,7 @@ static bool built_for(const struct attn_backend *b, enum dtype kv_type, struct a
 static void check_caches(enum dtype kv_type, int index)
 {
     static const struct attn_dims some[] = {{64, 64}, {128, 128}, {576, 512}};
-    static const int gqa_heads[][2] = {{8, 2}, {4, 4}, {14, 2}, {16, 1}};
+    static const int gqa_heads[][2] = {{8, 2}, {4, 4}, {14, 2}, {16, 1}, {32, 8}};
     static const int mla_heads[] = {16, 8, 40};
     int n = 0, turn = 0, small = twin_small();
     while (!cuda_has(n, kv_type) || index-- > 0)
@@ -579,13 +597,16 @@ static void check_caches(enum dtype kv_type, int index)
                 bool full = role == TGT_VERIFY || role == TGT_PREFILL;
                 if (!full && !prefill && mask != 1 << (role + d) % 3)
                     continue; /* masks of the other roles take turns */
-                for (int i = small; i < (full && !small ? 4 : 1 + small); i++, turn++) {
-                    static const int qlens[] = {1, 4, 16, 7};
+                int cases = !full || small ? 1 + small : prefill || mla ? 4 : 6;
+                for (int i = small; i < cases; i++, turn++) {
+                    static const int qlens[] = {1, 4, 16, 7, 6, 1};
+                    int h = i < 4 ? turn % 4 : 4; /* the last two: much work of 24 and 4 lines */
                     struct cache_case k = {.b = b, .page = 16 << turn % 3, .variant = turn % 4 % 3};
                     k.dims = dims;
                     k.kv_type = kv_type;
-                    k.heads = mla ? mla_heads[turn % 3] : gqa_heads[turn % 4][0];
-                    k.kv = mla ? 1 : gqa_heads[turn % 4][1];
+                    k.heads = mla ? mla_heads[turn % 3] : gqa_heads[h][0];
+                    k.kv = mla ? 1 : gqa_heads[h][1];
+                    k.crowds = !prefill && !mla && k.heads / k.kv * qlens[i] <= 32;
                     ragged_make(w, &t.rng, (enum role)role, (enum attn_mask)mask,
                                 !prefill ? qlens[i]
                                 : small  ? 40
