@@ -69,6 +69,9 @@ int runner_step_init(struct runner *r, struct step *s, struct err *e);
 void runner_step_done(struct runner *r, struct step *s);
 /* What the scheduler filled, into another rank's block. */
 void runner_step_copy(struct step *to, const struct step *from);
+/* Every rank must have been given the same step: what differs would leave a rank waiting in a
+ * collective that the others do not enter. OK without a communicator; E_DEVICE names the rank. */
+int runner_step_same(struct runner *r, const struct step *s, struct err *e);
 /* Issues the step's work. Returns at once on a GPU, when the work is done on the CPU device; a
  * failure is in s->err as well. */
 int runner_submit(struct runner *r, struct step *s);
