@@ -23,7 +23,7 @@ OPT_release := -O3 -g -DNDEBUG
 OPT_debug   := -O0 -g3
 SAN_asan    := -fsanitize=address,undefined -fno-sanitize-recover=all
 SAN_tsan    := -fsanitize=thread
-OPT = $(or $(OPT_$(MODE)),-O1 -g -fno-omit-frame-pointer) $(SAN_$(MODE))
+OPT = $(or $(OPT_$(MODE)),-O2 -g -fno-omit-frame-pointer) $(SAN_$(MODE))
 # No contraction: a row's bits must not depend on what the compiler fused (kernels/README.md).
 C_FLAGS = -std=c17 -D_GNU_SOURCE -I. -MMD -MP -DSPECD_VERSION='"$(VERSION)"' -DHAVE_CUDA=$(CUDA) $(OPT) \
           -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes \

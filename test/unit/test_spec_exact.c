@@ -25,7 +25,7 @@
 #include "test/unit/engine_rig.h"
 #include "test/unit/spec_drafters.h"
 
-enum { REQS = TSAN ? 14 : SANITIZED ? 28 : 56, ROUNDS_PART = TSAN ? 8 : SANITIZED ? 4 : 1 };
+enum { REQS = SANITIZED ? 14 : 56, ROUNDS_PART = TSAN ? 8 : SANITIZED ? 4 : 1 };
 enum { OUT_MAX = 40, FEATURES = 14 };
 
 struct got {

@@ -141,7 +141,8 @@ START_TEST(random_ids)
             const char *want = cur_bytes(&c, len);
             detok_all(t, ids.v, ids.n, skip, &got);
             same_text(&got, want, len, skip ? "without special tokens" : "with special tokens");
-            check_stream(t, ids.v, ids.n, skip);
+            if (i % EACH == 0)
+                check_stream(t, ids.v, ids.n, skip);
             buf_done(&got);
         }
         ids_done(&ids);
