@@ -219,6 +219,7 @@ static void fill_info(struct engine *g, const struct worker_conf *w)
         .vocab = mi->vocab,
         .max_model_len = sched_len_max(g->sched),
         .max_num_seqs = w->reqs_max,
+        .max_num_batched_tokens = wi->prefill_rows_max,
         .page = wi->page,
         .n_group = mi->n_group,
         .n_param = mi->n_param,

@@ -90,6 +90,7 @@ bool engine_healthy(const struct engine *g, int64_t stall_us);
 struct engine_info {
     const char *model_dir, *family, *arch, *device;
     int vocab, max_model_len, max_num_seqs, page, n_group;
+    int max_num_batched_tokens;                      /* prefill rows of a step */
     int64_t kv_tokens, kv_pages;                     /* of the largest group */
     int64_t n_param;                                 /* of the model */
     int64_t weight_bytes, kv_bytes, workspace_bytes; /* with the drafter's */

@@ -25,8 +25,14 @@ void spec_wake(void *waiter);
 void spec_wait(struct spec_waiter *w); /* until woken; it may have been before */
 /* Runs a few requests and waits for them; nobody else may poll meanwhile. */
 int spec_check(struct engine *g, struct spec_waiter *w, struct spec_checked *out, struct err *e);
-/* A few steps of several requests and of one, with drafts and without: what the adaptive depth
+/* A few steps of one request and of several, with drafts and without: what the adaptive depth
  * starts from. As above. */
 int spec_time(struct engine *g, struct spec_waiter *w, struct err *e);
+
+enum { SPEC_SIZES = 4 };
+/* How many requests to time after n sizes (size[], ascending) that took us[]; 0: enough. At most
+ * `most`; beyond 8 none that would take more than a fifth of a second, by what those before took.
+ */
+int spec_next_size(int n, const int *size, const double *us, int most);
 
 #endif

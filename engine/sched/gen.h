@@ -35,11 +35,11 @@ struct gen_params {
     bool skip_special; /* special tokens give no text */
     bool include_stop; /* a matched stop string stays in the text */
     enum spec_mode
-        spec_mode;     /* where drafts come from; what the server has not is refused before */
-    int spec_max;      /* most drafted rows of a verify; >= 0 */
-    bool spec_fixed;   /* rounds of a step with it are spec_depth deep, whatever has been learnt */
-    int spec_depth;    /* as rounds are recorded (runner_depth), or 0 */
-    bool spec_untimed; /* with spec_fixed: nothing is learnt from the time of its steps */
+        spec_mode;   /* where drafts come from; what the server has not is refused before */
+    int spec_max;    /* most drafted rows of a verify; >= 0 */
+    bool spec_fixed; /* rounds of a step with it are spec_depth deep, whatever has been learnt */
+    int spec_depth;  /* as rounds are recorded (runner_depth), or 0 */
+    int spec_least;  /* with spec_fixed: a step of fewer requests teaches nothing by its time */
 };
 struct gen_req {
     uint64_t id;     /* unique among live requests, not 0 */

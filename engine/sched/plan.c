@@ -272,7 +272,7 @@ static void remember(struct sched *s, struct step *st)
         const struct sreq *r = s->slot[st->req_slot[i]].r;
         f->add[i] = int_min(st->req_cap[i], s->c.emit);
         f->n_may += r && r->g->p.spec_mode == SPEC_MODEL;
-        f->steady &= st->req_cap[i] == 1 + full && !(r && r->g->p.spec_untimed);
+        f->steady &= st->req_cap[i] == 1 + full && !(r && r->g->p.spec_least > st->n_req);
     }
     f->steady &= f->n_may == st->n_req;
     memcpy(f->chunk, st->chunk, sizeof *f->chunk * (size_t)st->n_chunk);
