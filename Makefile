@@ -78,7 +78,7 @@ JOBS ?= $(shell nproc) # suites at once
 ifneq ($(T),)
 RUN_ENV := CK_RUN_SUITE=$(word 1,$(subst :, ,$(T))) $(if $(findstring :,$(T)),CK_RUN_CASE=$(word 2,$(subst :, ,$(T))))
 endif
-test: $(B)/specd_test $(B)/specd $(B)/link ## C tests, no network (T=suite or T=suite:case runs one)
+test: $(B)/specd_test $(B)/specd ## C tests, no network (T=suite or T=suite:case runs one)
 	$(RUN_ENV) TEST_JOBS=$(if $(T),1,$(JOBS)) CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SAN_$(MODE)),5,1) timeout 1500 $(B)/specd_test
 test-gpu: $(B)/specd_test_gpu ## the contracts on a GPU, against the CPU device (no GPU is a failure)
 	timeout 600 $(B)/specd_test_gpu
