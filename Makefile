@@ -14,7 +14,8 @@ ARCH  ?= 90a
 CUDA_HOME ?= $(abspath $(dir $(shell readlink -f $$(command -v $(NVCC)) 2>/dev/null))..)
 # Other GPUs from sm_80 on run the portable code, which the driver compiles when it is first loaded.
 CU_FLAGS = -std=c++17 -I. -MMD -MP -O3 -g -lineinfo -gencode arch=compute_$(ARCH),code=sm_$(ARCH) \
-           -gencode arch=compute_80,code=compute_80 -DSPECD_CUDA_ARCH=$(shell echo $(ARCH) | tr -d a-z) $(NVFLAGS)
+           -gencode arch=compute_80,code=compute_80 -DSPECD_CUDA_ARCH=$(shell echo $(ARCH) | tr -d a-z) \
+           -DSPECD_CUDA_WARPGROUP=$(if $(filter 90a,$(ARCH)),1,0) $(NVFLAGS)
 CUDA_LIBS_1 = -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/targets/x86_64-linux/lib -Wl,-rpath,$(CUDA_HOME)/lib64 \
               -lcublasLt -lcudart_static -lstdc++ -ldl -lrt
 

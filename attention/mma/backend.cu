@@ -3,6 +3,7 @@
  * launch needs of lengths it reads on the device, so a captured launch serves any lengths. */
 #include "attention/mma/frag.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warpgroup.cuh"
 
 extern "C" {
 #include "attention/mma/args.h"
@@ -48,7 +49,7 @@ static const struct mma_kernel *kernel_of(const struct attn_need *n, enum mma_si
                : n->dims.qk == 64      ? mma_gqa_64_fp8(size)
                : n->dims.qk == 128     ? mma_gqa_128_fp8(size)
                                        : NULL;
-    if (size == MMA_PREFILL && n->sm == SPECD_CUDA_ARCH && mma_wide(n->dims.qk, n->dims.v))
+    if (size == MMA_PREFILL && wg_built(n->sm) && mma_wide(n->dims.qk, n->dims.v))
         return mma_wide(n->dims.qk, n->dims.v);
     if (n->dims.qk == 192 && n->dims.v == 128)
         return mma_gqa_192(size);

@@ -6,6 +6,12 @@
 
 #include <stdint.h>
 
+/* This build has code with them for compute capability sm (ARCH=90a has). */
+static inline bool wg_built(int sm)
+{
+    return SPECD_CUDA_WARPGROUP && sm == 90;
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
 /* ---- barriers ---- */

@@ -49,8 +49,7 @@ bool wide_fits(const struct dev *d, const struct weight *w, int n, int rows)
 {
     bool fp8 = w->dt == DT_F8E4M3;
     int64_t elements = 0;
-    if (SPECD_CUDA_ARCH != 90 || d->sm != 90 || !d->stream_rows || rows < WIDE_ROWS_MIN ||
-        rows > WIDE_ROWS_MAX)
+    if (!wg_built(d->sm) || !d->stream_rows || rows < WIDE_ROWS_MIN || rows > WIDE_ROWS_MAX)
         return false;
     for (int i = 0; i < n; i++) {
         if (w[i].dt != w->dt || (!fp8 && w[i].dt != DT_BF16) || w[i].k % (fp8 ? 64 : 8) ||
