@@ -16,6 +16,7 @@ enum {
     SEEN_STEPS = 32,    /* … or steps, if that is more */
     SEEN_OLD = 8,       /* what is left of it when a trial begins */
     SEEN_STEPS_OLD = 2,
+    PROBE = 12, /* verifies of probes */
 };
 static const double margin = 1.01; /* another depth must be better by this factor */
 static const double share = 0.008; /* of the time that trials may lose */
@@ -199,13 +200,16 @@ static int bounded(double steps, int least)
 }
 
 /* Steps until the trial after one of choice c: what it loses against the choice in force (and one
- * step more on the way back to drafts) is `share` of the time until then. */
+ * step more on the way back to drafts) is `share` of the time until then. With depth 0 in force
+ * drafts are right half as often in a trial, say, and probes come on top. */
 static int wait_after(const struct adapt *a, int size, int c)
 {
     if (!settled(a, size)) /* again soon, but not for ever: it may be that nothing is steady */
         return bounded((double)SOON * (1 << a->in_vain[size]), SOON);
     double step = time_of(a, size, a->now), token = step / expected(a, a->now);
-    double lost = TRIAL * (time_of(a, size, c) - expected(a, c) * token);
+    double e = expected(a, c), us = time_of(a, size, c), lost = TRIAL * (us - e * token);
+    if (!a->now)
+        lost += TRIAL * (e - 1) / 2 * token + PROBE * (us - e * token) / a->reqs;
     lost += a->depth[a->now] > a->depth[c] ? step - token : 0;
     return bounded(lost / (share * step), PERIOD);
 }
@@ -219,11 +223,10 @@ static double verifies(const struct adapt *a, int n, int steps)
 /* What was measured long ago counts for less than what the trial will find. */
 static void doubt(struct adapt *a, int size, int c)
 {
-    double old = verifies(a, SEEN_OLD, SEEN_STEPS_OLD);
     if (a->count[size][c] > COUNT_OLD)
         a->count[size][c] = COUNT_OLD;
     for (int i = a->depth[a->now] + 1; i <= a->depth[c]; i++)
-        a->seen[i] = a->seen[i] < old ? a->seen[i] : old;
+        a->doubted[i] = true;
 }
 
 /* What is promising is tried soon; what is not, not because something else was. */
@@ -239,28 +242,44 @@ static void hurry(struct adapt *a, int size)
     a->hurry = !calm;
 }
 
-int adapt_depth(struct adapt *a, int reqs)
+static struct adapt_step in_force(const struct adapt *a)
+{
+    int d = a->depth[a->now ? a->now : a->probe];
+    return (struct adapt_step){.round = d, .use = d};
+}
+
+static struct adapt_step in_trial(struct adapt *a)
+{
+    int d = a->depth[a->trial];
+    a->n_trial++;
+    return (struct adapt_step){.round = d ? d : a->depth[1], .use = d, .all = !a->now};
+}
+
+struct adapt_step adapt_step(struct adapt *a, int reqs)
 {
     if (a->n == 1 || reqs < 1)
-        return a->depth[a->now];
+        return in_force(a);
     int size = size_of(reqs);
     a->reqs = reqs;
     if (a->trial_left > 0) {
         a->trial_left--;
-        a->n_trial++;
-        return a->depth[a->trial];
+        return in_trial(a);
     }
     a->now = best_of(a, size);
+    a->probe = a->now ? 0 : a->probe;
     hurry(a, size);
     if (--a->wait > 0)
-        return a->depth[a->now];
+        return in_force(a);
     a->trial = a->next = trial_of(a, size);
     a->wait = wait_after(a, size, a->trial);
     a->in_vain[size] += !settled(a, size) && a->in_vain[size] < 10;
     doubt(a, size, a->trial);
+    if (!a->now) {
+        a->probe = a->trial;
+        a->probe_left = PROBE;
+    }
     a->trial_left = TRIAL - 1;
-    a->n_trial++;
-    return a->depth[a->trial];
+    return in_trial(a);
 }
 
 bool adapt_guess(const struct adapt *a, int reqs, int i, double *tokens, double *us)
@@ -297,9 +316,13 @@ void adapt_time(struct adapt *a, int reqs, int depth, bool steady, double us)
 
 void adapt_accept(struct adapt *a, int deep, int accepted)
 {
-    double most = verifies(a, SEEN_MAX, SEEN_STEPS);
+    double most = verifies(a, SEEN_MAX, SEEN_STEPS), old = verifies(a, SEEN_OLD, SEEN_STEPS_OLD);
     for (int i = 1; i <= deep && i < LIM_EMIT; i++) {
+        a->seen[i] = a->doubted[i] && a->seen[i] > old ? old : a->seen[i];
+        a->doubted[i] = false;
         a->seen[i] = a->seen[i] + 1 < most ? a->seen[i] + 1 : most;
         a->reach[i] += ((accepted >= i) - a->reach[i]) / a->seen[i];
     }
+    if (deep > 0 && a->probe && --a->probe_left == 0)
+        a->probe = 0;
 }

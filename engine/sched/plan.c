@@ -47,7 +47,7 @@ static int collect(struct sched *s, enum req_state want)
 
 static bool drafts(const struct sched *s, const struct sreq *r)
 {
-    return s->depth > 0 && r->g->p.spec_mode == SPEC_MODEL;
+    return s->spec.round > 0 && r->g->p.spec_mode == SPEC_MODEL && (s->spec.all || !r->lost);
 }
 
 /* Positions past the committed length that a step of r may write. */
@@ -71,7 +71,8 @@ static void add_rows(struct sched *s, struct step *st, struct sreq *r, int cap)
     st->req_gen[i] = s->slot[r->slot].gen;
     st->req_cap[i] = cap;
     st->lookup |= r->g->p.spec_mode == SPEC_NGRAM;
-    r->round = drafts(s, r) ? s->depth : 0;
+    r->round = drafts(s, r) ? s->spec.round : 0;
+    r->lost |= r->round == 0;
     st->rows_max += cap;
     r->pending += int_min(cap, s->c.emit);
     r->sure++;
@@ -80,7 +81,7 @@ static void add_rows(struct sched *s, struct step *st, struct sreq *r, int cap)
 static void plan_decode(struct sched *s, struct step *st)
 {
     int n = collect(s, RQ_READY);
-    s->depth = policy_depth(s, s->scratch, n);
+    s->spec = policy_spec(s, s->scratch, n);
     for (int i = 0; i < n && st->n_req < s->c.reqs_max; i++) {
         struct sreq *r = s->scratch[i];
         if (r->state != RQ_READY)
@@ -129,11 +130,12 @@ static void fill_chunk(struct sched *s, struct step *st, struct sreq *r, int n)
     r->chunk_step = s->step_no + 1;
     st->n_row += n;
     r->fill += n;
+    r->lost |= !drafts(s, r);
     if (r->fill == r->fill_to) {
         r->state = RQ_READY;
         r->pending += last;
         r->sure += last;
-        r->round = last && drafts(s, r) ? s->depth : 0;
+        r->round = last && drafts(s, r) ? s->spec.round : 0;
     }
 }
 
@@ -183,6 +185,7 @@ static void take_slot(struct sched *s, struct sreq *r)
     s->st.queue_tokens -= r->n_prompt;
     r->state = RQ_PREFILL;
     r->fill = r->pending = r->sure = r->round = 0;
+    r->lost = false;
     r->found = s->c.emit;
     r->fill_to = r->n_tok;
 }
@@ -265,9 +268,9 @@ static void remember(struct sched *s, struct step *st)
     memcpy(f->slot, st->req_slot, sizeof *f->slot * (size_t)st->n_req);
     memcpy(f->gen, st->req_gen, sizeof *f->gen * (size_t)st->n_req);
     f->n_may = 0;
-    f->depth = st->depth;
+    f->depth = st->n_draft ? s->spec.use : 0;
     f->steady = true;
-    int full = !st->depth ? 0 : s->c.rows == s->c.emit ? st->depth : s->c.rows - 1;
+    int full = !f->depth ? 0 : s->c.rows == s->c.emit ? f->depth : s->c.rows - 1;
     for (int i = 0; i < st->n_req; i++) {
         const struct sreq *r = s->slot[st->req_slot[i]].r;
         f->add[i] = int_min(st->req_cap[i], s->c.emit);
@@ -303,7 +306,7 @@ bool plan_step(struct sched *s)
         return false;
     }
     add_stops(s, st);
-    st->depth = s->depth;
+    st->depth = s->spec.round;
     st->no = ++s->step_no;
     s->spare = NULL;
     remember(s, st);

@@ -28,7 +28,7 @@ int policy_prefill_rows(const struct sched *s, int n_decode)
  * or not; what it found after the last step that came back is the best guess for the next. */
 int policy_rows(const struct sched *s, const struct sreq *r)
 {
-    int drafts = 0, deep = r->round < s->depth ? r->round : s->depth;
+    int drafts = 0, deep = r->round < s->spec.use ? r->round : s->spec.use;
     switch (r->g->p.spec_mode) {
     case SPEC_OFF:
         break;
@@ -56,23 +56,27 @@ static void say_depth(const struct adapt *a, int reqs)
         n ? text : "nothing is known");
 }
 
-/* Depth of the rounds of the step being planned, whose requests are among the n of `r`. */
-int policy_depth(struct sched *s, struct sreq *const *r, int n)
+/* Rounds and drafts of the step being planned, whose requests are among the n of `r`. */
+struct adapt_step policy_spec(struct sched *s, struct sreq *const *r, int n)
 {
+    struct adapt_step fixed = {s->c.depth, s->c.depth, true};
     int may = 0;
     if (!s->c.depth || !s->c.adapt)
-        return s->c.depth;
+        return fixed;
     for (int i = 0; i < n; i++) {
         const struct gen_params *p = &r[i]->g->p;
-        if (p->spec_fixed)
-            return p->spec_depth;
+        if (p->spec_fixed) {
+            fixed.round = fixed.use = p->spec_depth;
+            return fixed;
+        }
         may += p->spec_mode == SPEC_MODEL;
     }
     may = may < s->c.reqs_max ? may : s->c.reqs_max;
-    int was = s->adapt.now, depth = adapt_depth(&s->adapt, may);
+    int was = s->adapt.now;
+    struct adapt_step x = adapt_step(&s->adapt, may);
     if (s->adapt.now != was)
         say_depth(&s->adapt, may);
-    return depth;
+    return x;
 }
 
 /* Ended by length in a step that is in flight, if not by something else: no rows needed. */

@@ -140,7 +140,7 @@ static void count_verify(struct sched *s, struct sreq *r, const struct ring_rec 
     t->accepted += rec->n_accepted;
     t->deep[rec->n_deep]++;
     t->took[rec->n_accepted]++;
-    if (s->c.adapt && r->g->p.spec_mode == SPEC_MODEL)
+    if (s->c.adapt && r->g->p.spec_mode == SPEC_MODEL && !r->lost)
         adapt_accept(&s->adapt, rec->n_deep, rec->n_accepted);
     r->found = rec->n_next;
     r->stats.n_verify++;

@@ -55,7 +55,7 @@ int sched_open(struct sched **out, const struct sched_conf *c, struct err *e)
         s->free_slot[s->n_free_slot++] = i;
     buf_init(&s->text, 0);
     adapt_init(&s->adapt, c->depth);
-    s->depth = c->depth;
+    s->spec = (struct adapt_step){c->depth, c->depth, true};
     mutex_init(&s->lock);
     cond_init(&s->more);
     *out = s;

@@ -32,6 +32,7 @@ struct sreq {
     int pending; /* tokens that steps in flight may still add, at most … */
     int sure;    /* … and at least, unless it ends */
     int round;   /* depth of the last round of drafts planned for it; 0: none since it started */
+    bool lost;   /* the model drafter has not followed it from its first token on */
     int found;   /* rows that were waiting when its last result came, for prompt lookup */
     int64_t chunk_step; /* the step that its last chunk is in */
 
@@ -98,7 +99,7 @@ struct sched {
     uint64_t next_age;
     int n_paused;
     struct adapt adapt;
-    int depth; /* of the rounds in the step being planned */
+    struct adapt_step spec; /* of the step being planned */
     int64_t step_no;
     int in_flight;
     struct flight flight[STEPS_MAX];
@@ -139,7 +140,7 @@ void req_slot_params(const struct sched *s, const struct sreq *r, struct slot_pa
 
 /* choices (policy.c): no state of their own, nothing is changed here */
 int policy_rows(const struct sched *s, const struct sreq *r); /* of its next verify, at most */
-int policy_depth(struct sched *s, struct sreq *const *r, int n);
+struct adapt_step policy_spec(struct sched *s, struct sreq *const *r, int n);
 int policy_prefill_rows(const struct sched *s, int n_decode);
 struct sreq *policy_victim(const struct sched *s, const struct sreq *needy);
 struct sreq *policy_next(const struct sched *s);

@@ -23,6 +23,7 @@ enum { FAKE_VOCAB = 256, FAKE_EOS = 0, FAKE_EOS2 = 1 };
 
 struct fake_slot {
     int gen, live, len, root, n_out;
+    bool lost; /* the drafter has not followed it from its first token on */
     struct slot_params p;
     uint64_t *hash; /* [len_max] of the prefix that ends at each position */
 };
@@ -181,11 +182,15 @@ static inline void fake_updates(struct fake *f, struct step *st)
     }
 }
 
-static inline bool fake_draws(const struct fake *f, const struct step *st,
-                              const struct fake_slot *s)
+/* Whether a request has a round, as planned: the model drafter's only, and one without is lost to
+ * it. Others may be left out only if they were lost. */
+static inline void fake_round(const struct fake *f, const struct step *st, struct fake_slot *s,
+                              bool planned)
 {
     CHECK(st->depth >= 0 && st->depth <= f->c.depth);
-    return st->depth > 0 && s->p.spec_mode == SPEC_MODEL;
+    bool may = st->depth > 0 && s->p.spec_mode == SPEC_MODEL;
+    CHECK(planned ? may : !may || s->lost);
+    s->lost |= !planned;
 }
 
 /* Positions from the committed length up to `to` are written with what nobody may read. */
@@ -214,13 +219,14 @@ static inline void fake_decode(struct fake *f, struct step *st, struct ring_rec 
             f->n_dead++;
             continue;
         }
-        /* Drafts, so to say: a part of the rows is accepted, the others are written in vain, and so
-         * is what a round of new drafts writes. */
+        /* Drafts, so to say: a part of the rows is accepted (none of a lost request's), the others
+         * are written in vain, and so is what a round of new drafts writes. */
         int cap = st->req_cap[i], w = cap < f->c.emit ? cap : f->c.emit;
         CHECK(cap >= 1 && cap <= f->c.rows && (cap == 1 || s->p.spec_mode != SPEC_OFF));
         int n = 1 + (int)(fake_mix(s->hash[s->len - 1], 5) % (uint64_t)w), from = s->len;
-        bool round = fake_draws(f, st, s);
-        CHECK(round == (i < st->n_draft));
+        bool round = i < st->n_draft;
+        n = s->lost && s->p.spec_mode == SPEC_MODEL ? 1 : n;
+        fake_round(f, st, s, round);
         for (int j = 0; j < n && s->live; j++)
             fake_emit(f, &rec[i], slot, fake_row(f, slot, s->len, s->root));
         fake_waste(f, slot, from + (round ? f->c.ahead : cap));
@@ -252,7 +258,7 @@ static inline void fake_prefill(struct fake *f, struct step *st, struct ring_rec
             if (want >= 0)
                 st->score[row].logprob = fake_score(h, want);
         }
-        CHECK(c->draft == fake_draws(f, st, s));
+        fake_round(f, st, s, c->draft);
         if (!c->last)
             continue;
         fake_emit(f, &rec[i], c->slot, h);

@@ -2,8 +2,9 @@
  * of no drafts and full depth, it finds the depth that is best, changes of cost or acceptance
  * included, and trials stay few. Method: the scheduler's use of it is simulated with costs and
  * acceptance that are given: results come a step late, a step verifies what the round before it
- * drafted, times are noisy, a drafter that was away accepts less at first. The same simulation
- * with the depth fixed gives what to compare with. */
+ * drafted, times are noisy, requests end and others begin, and of a request that ran without drafts
+ * for a while the drafter knows little, so that it is seldom right. The same simulation with the
+ * depth fixed gives what to compare with. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,17 +34,27 @@ struct world {
     int reqs;
 };
 
+enum { LIFE = 400, REQS = 64 };
+
+/* A request: tokens until it ends, drafts that wait for its verify, and whether the drafter has not
+ * followed it. */
+struct one {
+    int left, before;
+    bool lost;
+};
+
 struct sim {
     struct adapt a;
     struct rng r;
     int fixed; /* -1: adaptive */
-    int before, warm;
     bool busy; /* in most steps with drafts some request is near its end: they are not timed */
     double us, tokens;
-    long steps, at[S + 1]; /* steps by depth */
+    long steps, at[S + 1]; /* steps by depth of all */
+    struct one one[REQS];
+    int n; /* of them were in the last step */
     /* the step that has not come back */
-    int depth, reqs, deep, taken[64];
-    bool steady, flying;
+    int depth, reqs, deep[REQS], taken[REQS];
+    bool steady, flying, lost[REQS];
     double time;
 };
 
@@ -64,39 +75,59 @@ static void result(struct sim *s)
         return;
     adapt_time(&s->a, s->reqs, s->depth, s->steady, s->time);
     for (int i = 0; i < s->reqs; i++)
-        adapt_accept(&s->a, s->deep, s->taken[i]);
+        if (!s->lost[i])
+            adapt_accept(&s->a, s->deep[i], s->taken[i]);
     s->flying = false;
+}
+
+/* Its verify and, if `round`, its drafts. */
+static void one_step(struct sim *s, const struct world *w, int i, int use, int round)
+{
+    struct one *o = &s->one[i];
+    int deep = use < o->before ? use : o->before, taken = 0;
+    while (taken < deep && unit(&s->r) < (o->lost ? w->p * 0.3 : w->p))
+        taken++;
+    o->lost |= round == 0;
+    s->deep[i] = deep;
+    s->taken[i] = taken;
+    s->lost[i] = o->lost;
+    s->tokens += 1 + taken;
+    o->left -= 1 + taken;
+    o->before = round;
 }
 
 /* One step: planned before the last one's result is read. */
 static void step(struct sim *s, const struct world *w)
 {
-    int depth = s->fixed >= 0 ? s->fixed : adapt_depth(&s->a, w->reqs);
-    int deep = depth < s->before ? depth : s->before, taken[64], n = w->reqs;
-    double p = s->warm < 8 ? w->p * 0.6 : w->p; /* just back */
-    double us = w->c.base + n * w->c.req + n * deep * w->c.row + n * depth * w->c.draft +
-                (depth ? w->c.round : 0);
-    for (int i = 0; i < n; i++) {
-        taken[i] = 0;
-        while (taken[i] < deep && unit(&s->r) < p)
-            taken[i]++;
-        s->tokens += 1 + taken[i];
-    }
-    s->us += us;
-    s->steps++;
-    s->at[depth]++;
+    struct adapt_step x = {s->fixed, s->fixed, true};
+    int n = w->reqs, drafts = 0;
+    double us = w->c.base + n * w->c.req, draft = 0;
+    if (s->fixed < 0)
+        x = adapt_step(&s->a, n);
     result(s);
+    s->steady = true;
+    for (int i = 0; i < n; i++) {
+        struct one *o = &s->one[i];
+        if (i >= s->n || o->left <= 0) /* its prompt came with the step before */
+            *o = (struct one){1 + (int)rng_below(&s->r, 2 * LIFE), x.round, x.round == 0};
+        int round = x.all || !o->lost ? x.round : 0, use = round ? x.use : 0;
+        s->steady &= use <= o->before;
+        one_step(s, w, i, use, round);
+        us += s->deep[i] * w->c.row;
+        draft += round * w->c.draft;
+        drafts += round > 0;
+    }
+    draft += drafts ? w->c.round : 0;
+    s->us += us + draft;
+    s->steps++;
+    s->n = s->reqs = n;
     s->flying = true;
-    s->depth = depth;
-    s->steady = depth == s->before && !(s->busy && depth && rng_below(&s->r, 20));
-    s->reqs = n;
-    s->deep = deep;
-    for (int i = 0; i < n; i++)
-        s->taken[i] = taken[i];
-    /* what is measured: a tenth of noise, and the machine is busy elsewhere at times */
+    s->depth = drafts ? x.use : 0;
+    s->at[s->depth]++;
+    s->steady &= (!s->depth || drafts == n) && !(s->busy && s->depth && rng_below(&s->r, 20));
+    us += s->depth ? draft : 0; /* what is measured ends with the verify where no drafts are used */
+    /* a tenth of noise, and the machine is busy elsewhere at times */
     s->time = us * (0.9 + 0.2 * unit(&s->r)) * (rng_below(&s->r, 200) ? 1 : 8);
-    s->warm = depth ? s->warm + 1 : 0;
-    s->before = depth;
 }
 
 /* Until `tokens` more came out. */
@@ -236,13 +267,14 @@ static void check_priced(struct sim *s, double p, const struct cost *few, const 
             if (n < 2 && depth[i] == 1)
                 continue; /* all depths only of the larger sizes */
             s->fixed = depth[i];
-            s->warm = 8; /* prompts of its own */
+            s->n = 0; /* prompts of its own */
             for (int k = 0; k < 5; k++)
                 step(s, &v);
         }
         us[n] += s->us;
     }
     s->fixed = -1;
+    s->n = 0;
 }
 
 static void check_first(struct sim *s, const struct world *w)
@@ -382,7 +414,7 @@ START_TEST(nothing_steady)
     struct adapt a;
     adapt_init(&a, S);
     for (int i = 0; i < STEPS_SHORT; i++) {
-        int depth = adapt_depth(&a, 4);
+        int depth = adapt_step(&a, 4).use;
         adapt_time(&a, 4, depth, false, 100);
         adapt_accept(&a, depth, 0);
     }
@@ -399,15 +431,15 @@ START_TEST(choices)
         for (int i = 0; i < a.n; i++)
             ck_assert_int_eq(a.depth[i], want[k][i]);
         ck_assert_int_eq(a.depth[a.n - 1], k);
-        ck_assert_int_eq(adapt_depth(&a, 1), k); /* at first all of it */
-        ck_assert_int_eq(adapt_depth(&a, 0), k);
+        ck_assert_int_eq(adapt_step(&a, 1).use, k); /* at first all of it */
+        ck_assert_int_eq(adapt_step(&a, 0).round, k);
     }
     struct adapt a;
     adapt_init(&a, LIM_EMIT - 1);
     ck_assert_int_eq(a.n, 5); /* 0, 1, 3, 7, 15 */
     adapt_init(&a, 0);
     for (int i = 0; i < 2000; i++)
-        ck_assert_int_eq(adapt_depth(&a, 1), 0);
+        ck_assert_int_eq(adapt_step(&a, 1).round, 0);
 }
 END_TEST
 
