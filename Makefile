@@ -38,8 +38,6 @@ SRV_SRC  := $(filter-out server/main.c,$(sort $(shell find server -name '*.c')))
 TEST_SRC := $(sort $(shell find test -name '*.c' -not -path 'test/bench/*' -not -path 'test/real/*' -not -path 'test/gpu/*' -not -path 'test/fuzz/main.c'))
 GPU_SRC  := $(sort $(wildcard test/gpu/*.c))
 BENCH    := $(filter-out test/bench/trace_gpu.c,$(sort $(wildcard test/bench/*.c)))
-HEADERS  := $(sort $(shell find engine kernels attention $(wildcard speculative) server -name '*.h'))
-SOURCES  := $(LIB_SRC) $(SRV_SRC) $(wildcard server/main.c) $(TEST_SRC) $(wildcard test/fuzz/main.c) $(BENCH) test/bench/trace_gpu.c $(wildcard test/real/*.c) $(GPU_SRC)
 obj       = $(patsubst %,$(B)/%.o,$(1))
 
 all: $(B)/specd $(B)/link ## build the daemon: build/specd
@@ -108,7 +106,7 @@ fuzz: ## fuzz one parser: make fuzz F=json [FUZZ_SECONDS=60]
 check: ## format, layers, each header alone, banned calls
 	FMT=$(FMT) sh scripts/check.sh
 format: ## rewrite the sources in the project's format
-	$(FMT) -i $(SOURCES) $(HEADERS)
+	find engine kernels attention speculative server test \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -exec $(FMT) -i {} +
 install: all ## install into $(DESTDIR)$(PREFIX)
 	install -D -m 755 $(B)/specd $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/specd
 clean: ## remove build output
