@@ -1,4 +1,6 @@
 /* Products: which kernel for which type and number of rows.
+ *  - small bf16 weights (small.cu says which): stream.cuh up to 8 rows, small.cu above; activations
+ *    keep fp32's precision (2^-17) at any number of rows;
  *  - 9 to 64 rows on sm_90a, fp8 or a large bf16 weight: wide.cu, activations rounded to bf16;
  *  - up to 16 rows, bf16 or fp8: stream.cuh, bound by the weight's bytes; activations keep fp32's
  *    precision up to 8 rows, above they are rounded to bf16 once (their traffic would bound it);
@@ -166,6 +168,17 @@ static int few_rows(struct dev *d, const struct op_matmul *a)
     return OK;
 }
 
+static int small_rows(struct dev *d, const struct op_matmul *a)
+{
+    struct stream_args s = {};
+    s.rows = a->rows;
+    s.x = a->x;
+    s.ldx = a->ldx;
+    s.accumulate = a->accumulate;
+    stream_add(&s, &a->w, &a->bias, a->out, a->ldo);
+    return small_run(d, &s);
+}
+
 static int wide_rows(struct dev *d, const struct op_matmul *a)
 {
     struct wide p = {};
@@ -184,6 +197,8 @@ static int wide_rows(struct dev *d, const struct op_matmul *a)
 
 int product_run(struct dev *d, const struct op_matmul *a)
 {
+    if (small_fits(&a->w, 1, a->x, a->ldx))
+        return small_rows(d, a);
     if (!stream_fits(&a->w, a->x, a->ldx))
         return plain_run(d, a);
     if (wide_fits(d, &a->w, 1, a->rows))

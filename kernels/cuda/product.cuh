@@ -14,6 +14,11 @@ static inline int64_t cuda_min(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* small.cu: n weights of one launch, all of the same K, are small. */
+bool small_fits(const struct weight *w, int n, const float *x, int64_t ldx);
+/* The product by stream.cuh up to STREAM_SPLIT_MAX rows where it can, else by small.cu. */
+int small_run(struct dev *d, const struct stream_args *a);
+
 /* out [rows, k] dense bf16. k % 4 == 0, rows of x 16-byte aligned. `pairs`: see put_bf16. */
 int rows_to_bf16(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ldx, int rows,
                  int64_t k, bool pairs);

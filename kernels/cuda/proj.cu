@@ -1,4 +1,6 @@
 /* Grouped products of the same rows (op_proj) and the gated MLP (op_mlp).
+ *  - small weights (small.cu): one launch for all products of the rows; one for gate and up with
+ *    SiLU and the product in its epilogue, one for down; the norm inside, nothing rounded;
  *  - 9 to 64 rows of fp8 or large weights on sm_90a: the norm writes bf16, then launches of wide.cu
  *    as below, SiLU in the first one's epilogue;
  *  - up to 16 rows: one weight-streaming launch for all products of the rows; one for gate and up
@@ -121,17 +123,17 @@ static int rows_normed(struct dev *d, float *y, const float *x, int64_t ldx, int
     return cuda_do_rmsnorm(d, &n);
 }
 
-/* The rows that a streaming launch takes: see the top. `norm` has a device address, host_norm is
- * the same one as the operation got it. */
-static int stream_rows(struct dev *d, struct stream_args *s, const float *x, int64_t ldx, int rows,
-                       int64_t k, const struct weight *norm, const struct weight *host_norm,
-                       float eps, float *y)
+/* The rows that a launch of stream.cuh or small.cu takes, as bf16 if `narrow`. `norm` has a device
+ * address, host_norm is the same one as the operation got it. */
+static int stream_rows(struct dev *d, struct stream_args *s, bool narrow, const float *x,
+                       int64_t ldx, int rows, int64_t k, const struct weight *norm,
+                       const struct weight *host_norm, float eps, float *y)
 {
     s->rows = rows;
     s->x = x;
     s->ldx = ldx;
     s->eps = eps;
-    if (rows > STREAM_SPLIT_MAX) {
+    if (narrow) {
         s->narrow = (const __nv_bfloat16 *)d->scratch;
         return rows_in(d, (__nv_bfloat16 *)d->scratch, x, ldx, rows, k, norm, eps, false);
     }
@@ -188,9 +190,10 @@ extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
         p.n = a.n;
         return wide_run(d, &p);
     }
-    if (stream) {
-        TRY(stream_rows(d, &s, a.x, a.ldx, a.rows, k, &a.norm, &op->norm, a.eps, a.y));
-        return stream_run(d, &s, a.w[0].dt);
+    bool small = small_fits(a.w, a.n, a.x, a.ldx), narrow = !small && a.rows > STREAM_SPLIT_MAX;
+    if (small || stream) {
+        TRY(stream_rows(d, &s, narrow, a.x, a.ldx, a.rows, k, &a.norm, &op->norm, a.eps, a.y));
+        return small ? small_run(d, &s) : stream_run(d, &s, a.w[0].dt);
     }
     for (int64_t r0 = 0; lt && r0 < a.rows; r0 += half) {
         int m = (int)cuda_min(a.rows - r0, half);
@@ -233,23 +236,25 @@ extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
 
 /* ---- gated MLP ---- */
 
-static int mlp_stream(struct dev *d, const struct op_mlp *a, const struct weight *host_norm)
+static int mlp_stream(struct dev *d, const struct op_mlp *a, const struct weight *host_norm,
+                      bool small)
 {
     struct stream_args s = {}, t = {};
-    bool narrow = a->rows > STREAM_SPLIT_MAX;
-    TRY(stream_rows(d, &s, a->x, a->ldx, a->rows, a->gate.k, &a->norm, host_norm, a->eps, a->y));
+    bool narrow = !small && a->rows > STREAM_SPLIT_MAX;
+    TRY(stream_rows(d, &s, narrow, a->x, a->ldx, a->rows, a->gate.k, &a->norm, host_norm, a->eps,
+                    a->y));
     s.silu = true;
     s.silu_narrow = narrow;
     stream_add(&s, &a->gate, &a->gate_b, a->g, a->gate.n);
     stream_add(&s, &a->up, &a->up_b, a->g, a->gate.n);
-    TRY(stream_run(d, &s, a->gate.dt));
+    TRY(small ? small_run(d, &s) : stream_run(d, &s, a->gate.dt));
     t.rows = a->rows;
     t.x = a->g;
     t.ldx = a->gate.n;
     t.narrow = narrow ? (const __nv_bfloat16 *)a->g : NULL;
     t.accumulate = true;
     stream_add(&t, &a->down, &a->down_b, a->out, a->ldo);
-    return stream_run(d, &t, a->down.dt);
+    return small ? small_run(d, &t) : stream_run(d, &t, a->down.dt);
 }
 
 static int mlp_wide(struct dev *d, const struct op_mlp *a)
@@ -367,8 +372,9 @@ extern "C" int cuda_do_mlp(struct dev *d, const struct op_mlp *op)
     if (fits && a.gate.n % 8 == 0 && wide_fits(d, gate_up, 2, a.rows) &&
         wide_fits(d, &a.down, 1, a.rows))
         return mlp_wide(d, &a);
-    if (fits && a.rows <= d->stream_rows)
-        return mlp_stream(d, &a, &op->norm);
+    bool small = small_fits(gate_up, 2, a.x, a.ldx) && small_fits(&a.down, 1, a.g, a.gate.n);
+    if (small || (fits && a.rows <= d->stream_rows))
+        return mlp_stream(d, &a, &op->norm, small);
     bool lt = fits && a.gate.dt == DT_BF16 && a.down.dt == DT_BF16 && a.gate.n % 8 == 0 &&
               a.down.n % 4 == 0 && a.ldo % 4 == 0 &&
               (((uintptr_t)a.g | (uintptr_t)a.u | (uintptr_t)a.out) & 15) == 0;

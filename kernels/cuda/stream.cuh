@@ -58,6 +58,40 @@ static __device__ __forceinline__ void stream_tile(const struct stream_args &a, 
     *row0 = (t - a.part[p].tile0) * 16;
 }
 
+/* What follows is rounded step by step, so that small.cu gets the same bits: no contraction. */
+
+/* Element j of eight norm weights. */
+static __device__ __forceinline__ float stream_norm(const uint32_t *n, int j)
+{
+    return __uint_as_float(j % 2 ? n[j / 2] & 0xffff0000u : n[j / 2] << 16);
+}
+
+/* The sum over the four lanes of a row. */
+static __device__ __forceinline__ float stream_quad_sum(float s)
+{
+    s += __shfl_xor_sync(0xffffffffu, s, 1);
+    return s + __shfl_xor_sync(0xffffffffu, s, 2);
+}
+
+/* The norm's factor from the sum of squares. */
+static __device__ __forceinline__ float stream_scale(const struct stream_args &a, float squares)
+{
+    return a.norm ? rsqrtf(__fadd_rn(squares / (float)a.k, a.eps)) : 1;
+}
+
+/* Result n of a part from its sum and what was there before (or 0). */
+static __device__ __forceinline__ float stream_value(const struct stream_part &p, int n, float s,
+                                                     float scale, float before)
+{
+    s = __fadd_rn(__fmul_rn(s, scale), before);
+    return p.bias ? __fadd_rn(s, cuda_load(p.bias, p.bias_dt, n)) : s;
+}
+
+static __device__ __forceinline__ float stream_gated(float gate, float up)
+{
+    return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1, expf(-gate))), up);
+}
+
 /* Bytes of shared memory: ring, partial sums, sums of squares, norm weights. */
 template <int MT, int NT, int SUB, int D, int WARPS> constexpr size_t stream_smem(int norm_k)
 {
@@ -240,9 +274,8 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
                             for (int j = 0; j < 8; j++) {
                                 if (p == 0)
-                                    square[u] += v[i + j] * v[i + j];
-                                v[i + j] *= __uint_as_float(j % 2 ? n[j / 2] & 0xffff0000u
-                                                                  : n[j / 2] << 16);
+                                    square[u] = __fmaf_rn(v[i + j], v[i + j], square[u]);
+                                v[i + j] = __fmul_rn(v[i + j], stream_norm(n, j));
                             }
                         }
 #pragma unroll
@@ -318,9 +351,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
         if (NORM && p == 0)
 #pragma unroll
             for (int u = 0; u < NT; u++) {
-                float s = square[u];
-                s += __shfl_xor_sync(0xffffffffu, s, 1);
-                s += __shfl_xor_sync(0xffffffffu, s, 2);
+                float s = stream_quad_sum(square[u]);
                 if (q == 0)
                     squares[warp * TOK + u * 8 + g] = s;
             }
@@ -331,27 +362,20 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
             const struct stream_part *w = place(p, e, &r, &col, &n);
             if (!w)
                 continue;
-            float s = 0, up = 0, mean = 0;
+            float s = 0, up = 0, scale = 1;
             for (int j = 0; j < WARPS; j++)
                 s += sums[(j * TOK + r) * COL + col];
             if (NORM) {
+                float m = 0;
                 for (int j = 0; j < WARPS; j++)
-                    mean += squares[j * TOK + r];
-                mean = rsqrtf(mean / (float)a.k + a.eps);
-                s *= mean;
+                    m += squares[j * TOK + r];
+                scale = stream_scale(a, m);
             }
-            s += before[e];
-            if (w->bias)
-                s += cuda_load(w->bias, w->bias_dt, n);
+            s = stream_value(*w, n, s, scale, before[e]);
             if (a.silu) {
-                const struct stream_part &v = a.part[1];
                 for (int j = 0; j < WARPS; j++)
                     up += sums[(j * TOK + r) * COL + col + 16];
-                if (NORM)
-                    up *= mean;
-                if (v.bias)
-                    up += cuda_load(v.bias, v.bias_dt, n);
-                s = s / (1 + expf(-s)) * up;
+                s = stream_gated(s, stream_value(a.part[1], n, up, scale, 0));
             }
             if (a.silu_narrow)
                 ((__nv_bfloat16 *)w->out)[r * w->ldo + n] = __float2bfloat16_rn(s);

@@ -12,7 +12,9 @@
 
 #define SUITES(X)                                                                                  \
     X(gpu_load)                                                                                    \
-    X(gpu_ops) X(gpu_fused) X(gpu_wide) X(gpu_moe) X(gpu_slots) X(gpu_attn) X(gpu_model) X(gpu_spec)
+    X(gpu_ops)                                                                                     \
+    X(gpu_fused)                                                                                   \
+    X(gpu_small) X(gpu_wide) X(gpu_moe) X(gpu_slots) X(gpu_attn) X(gpu_model) X(gpu_spec)
 
 #define DECLARE(name) Suite *suite_##name(void);
 SUITES(DECLARE)

@@ -13,14 +13,15 @@
 #include "test/gpu/twin.h"
 
 enum { REQS = 8, LEN = 320, CHUNK = 64, PROMPT = 24, STEPS = 280 };
-/* CPU gap in log probability where the best token may differ; a bf16 cache rounds K and V to 2^-9,
- * which the narrow demo models feel. */
+/* CPU gap in log probability where the best token may differ, caches of one type on both. The demo
+ * models' weights are small and keep fp32's precision (kernels/cuda/README.md), so a value seldom
+ * is on the other side of the middle of two codes of a narrow cache. Seen on an H200, KV fp32, bf16
+ * and fp8: 0, 1 and 0 of 2240 tokens differ, gaps up to 0.0035. */
 #define GAP 0.02f
-#define GAP_BF16 0.15f
 #define LP_BOUND 0.1f /* of log probabilities of the same token */
-/* fp8 caches, the CPU's too: a value near the middle of two codes becomes one here, the other
- * there, a step of up to 2^-3 of itself. Seen on an H200: 8 and 6 of 2240 tokens differ, gaps up to
- * 0.305, log probabilities within 0.55; twice that, and one token in a hundred. */
+/* Large weights: activations are rounded to bf16, and in fp8 caches more values get another code, a
+ * step of up to 2^-3 of itself; one token in a hundred. */
+#define GAP_LARGE 0.15f
 #define GAP_FP8 0.6f
 #define LP_FP8 1.1f
 #define DIFFER_FP8(total) (2 + (total) / 100)
@@ -127,9 +128,9 @@ START_TEST(teacher_forced)
 {
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F8E4M3};
     enum dtype kv = types[_i % 3];
-    bool fp8 = kv == DT_F8E4M3;
+    bool demo = _i / 3 < (int)ARRAY_LEN(models), fp8 = kv == DT_F8E4M3 && !demo;
     struct side c, g;
-    side_open(&c, model_of(_i / 3), "cpu", fp8 ? kv : DT_NONE);
+    side_open(&c, model_of(_i / 3), "cpu", kv);
     side_open(&g, model_of(_i / 3), "cuda", kv);
     int32_t root[REQS], mine[REQS];
     struct err e = {0};
@@ -164,7 +165,7 @@ START_TEST(teacher_forced)
         "%s, KV %s: %d tokens, %d differ (largest CPU gap %.4f), log-probabilities within %.4f\n",
         model_of(_i / 3), dtype_name(kv), total, differ, (double)gap, (double)worst);
     ck_assert_int_ge(total, twin_small() ? 1 : 2000);
-    ck_assert(gap <= (fp8 ? GAP_FP8 : kv == DT_F32 ? GAP : GAP_BF16));
+    ck_assert(gap <= (demo ? GAP : fp8 ? GAP_FP8 : GAP_LARGE));
     if (fp8)
         ck_assert(worst <= LP_FP8 && differ <= DIFFER_FP8(total));
     else

@@ -48,6 +48,14 @@ void twin_same(struct twins *t, const struct twin *w, size_t bytes, const char *
 /* A random weight in host memory, mirrored. */
 struct weight twin_weight(struct twins *t, enum dtype dt, int64_t n, int64_t k, float scale);
 
+/* Products of a launch with so many elements of weights keep fp32's precision at any number of rows
+ * (kernels/cuda/README.md). */
+static inline bool twin_exact(enum dtype dt, int64_t elements, int64_t k)
+{
+    int64_t most = k <= 256 ? 2048 : k <= 1024 ? 256 : 0;
+    return dt == DT_F32 || (dt == DT_BF16 && elements <= most * 1024);
+}
+
 /* The same operation on both sides: `make` initialises its arguments, P(w) is w on the side. */
 #define P(w) (w)->p[side]
 #define BOTH(t, op, make)                                                                          \
