@@ -22,6 +22,7 @@
 #include "engine/spec_check.h"
 #include "engine/text/tokenizer.h"
 #include "engine/worker/worker.h"
+#include "kernels/timed.h"
 
 enum { DEF_QUEUE = 512, MAX_QUEUE = 1 << 20 };
 
@@ -521,6 +522,22 @@ void engine_usage(const struct engine *g, struct engine_usage *out)
     for (int i = 0; i < N_STAMPS - 1; i++)
         out->part_us[i] = g->stats.part_us[i];
     mutex_unlock(&m->lock);
+}
+
+void engine_time_ops(struct engine *g, bool on)
+{
+    worker_time_ops(g->worker, on);
+}
+
+int engine_ops(const struct engine *g, bool prefill, struct engine_op out[ENGINE_OPS])
+{
+    struct op_times t;
+    _Static_assert((int)ENGINE_OPS >= (int)TIMED_NAMES, "an entry for each");
+    worker_op_times(g->worker, prefill ? PART_PREFILL : PART_DECODE, &t);
+    for (int i = 0; i < t.n; i++)
+        out[i] = (struct engine_op){t.op[i].name, (double)t.op[i].calls / (double)t.parts,
+                                    t.op[i].us / (double)t.parts};
+    return t.n;
 }
 
 /* ---- text ---- */

@@ -51,6 +51,7 @@ struct engine_conf {
     bool spec_ratio;                     /* ratio rejection instead of sampler match */
     bool spec_check_off;                 /* no self-check of the drafter at start */
     bool overlap_off;                    /* one step in flight instead of two */
+    bool time_ops;                       /* engine_time_ops can be called */
     bool prefill_first;                  /* no decode while a prompt can be worked on: offline */
     uint64_t seed;                       /* base of seeds for requests without one; 0: random */
     const struct spec_algo *spec_algo;   /* tests: this algorithm, whatever the settings say */
@@ -124,6 +125,17 @@ struct engine_usage {
     double part_us[4]; /* device time of decode: verify, accept, extend, draft */
 };
 void engine_usage(const struct engine *g, struct engine_usage *out);
+/* With engine_conf.time_ops: from the next step on every operation is timed alone
+ * (kernels/timed.h), which makes steps slower, or no longer. And what the mean decode or prefill
+ * part of those steps consisted of, the greatest time first; returns how many there are. Both while
+ * no request runs. */
+struct engine_op {
+    const char *name;
+    double calls, us;
+};
+enum { ENGINE_OPS = 48 };
+void engine_time_ops(struct engine *g, bool on);
+int engine_ops(const struct engine *g, bool prefill, struct engine_op out[ENGINE_OPS]);
 
 /* ---- text: pure calls on the immutable vocabulary ---- */
 

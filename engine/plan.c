@@ -132,6 +132,7 @@ int plan_worker(struct worker_conf *w, const struct engine_conf *c, struct err *
     w->draft_attention_backend = c->draft_attention_backend;
     TRY(plan_kv_type(&w->kv_dtype, c->kv_cache_dtype, e));
     w->spec_algo = c->spec_algo;
+    w->time_ops = c->time_ops;
     TRY(plan_spec(&w->spec, c, e));
     TRY(plan_take(c->tensor_parallel_size, 1, 1, LIM_RANKS, "tensor_parallel_size", &w->world, e));
     struct comm *comm[LIM_RANKS] = {NULL}; /* for the numbers of a rank */

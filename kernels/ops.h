@@ -628,6 +628,8 @@ struct op_spec_note {
 #define OP_FIELD(name) int (*name)(struct dev * d, const struct op_##name *a);
 struct op_table {
     OP_LIST(OP_FIELD)
+    /* Says what follows that is no operation of the table (attention); NULL: nobody asks. */
+    int (*about)(struct dev *d, const char *what);
 };
 #undef OP_FIELD
 

@@ -14,7 +14,7 @@
 #include "engine/engine.h"
 #include "server/cli.h"
 
-enum { CUDA_GB_S = 4660, WARM_PROMPT = 16, WARM_OUTPUT = 8, SPARE_TOKENS = 128 };
+enum { CUDA_GB_S = 4660, WARM_PROMPT = 16, WARM_OUTPUT = 8, SPARE_TOKENS = 128, TIMED_OUTPUT = 9 };
 
 struct result {
     double wall_s, prefill_s, decode_s; /* prefill: until the last first token */
@@ -166,9 +166,25 @@ static void print_speculation(const struct result *r)
     printf("}");
 }
 
-static void print_result(const struct engine_info *i, int64_t bandwidth, int64_t prompt_len,
+/* The operations of the mean step, those that take longest first: how many, microseconds, share. */
+static void print_ops(const struct engine *g, bool prefill)
+{
+    struct engine_op op[ENGINE_OPS];
+    int n = engine_ops(g, prefill, op);
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += op[i].us;
+    printf(",\"%s_ops\":[", prefill ? "prefill" : "decode");
+    for (int i = 0; i < n; i++)
+        printf("%s{\"op\":\"%s\",\"calls\":%.4g,\"us\":%.2f,\"share\":%.3f}", i ? "," : "",
+               op[i].name, op[i].calls, op[i].us, sum > 0 ? op[i].us / sum : 0);
+    printf("]");
+}
+
+static void print_result(struct engine *g, const struct config *c, int64_t prompt_len,
                          int64_t output_len, int64_t n, const struct result *r)
 {
+    const struct engine_info *i = engine_info(g);
     double decode = r->decode_s > 0 ? (double)(r->n_output - n) / r->decode_s : 0;
     printf("{\"model\":\"%s\",\"device\":\"%s\",\"kv_cache_dtype\":\"%s\",\"speculative\":\"%s\","
            "\"prompt_len\":%lld,"
@@ -178,7 +194,7 @@ static void print_result(const struct engine_info *i, int64_t bandwidth, int64_t
            (long long)output_len, (long long)n, r->ttft_mean_s, r->ttft_max_s,
            r->prefill_s > 0 ? (double)r->n_prompt / r->prefill_s : 0, r->step_ms, r->step_p99_ms,
            (long long)r->n_step);
-    bandwidth = bandwidth ? bandwidth : strcmp(i->device, "cpu") != 0 ? CUDA_GB_S : 0;
+    int64_t bandwidth = c->bandwidth ? c->bandwidth : strcmp(i->device, "cpu") != 0 ? CUDA_GB_S : 0;
     if (bandwidth) {
         double len = (double)prompt_len + (double)output_len / 2;
         double ms = floor_bytes(i, n, len) / ((double)bandwidth * 1e6);
@@ -190,6 +206,10 @@ static void print_result(const struct engine_info *i, int64_t bandwidth, int64_t
            r->n_output ? (double)r->cpu_us / (double)r->n_output : 0);
     if (i->spec_rows > 1)
         print_speculation(r);
+    if (!strcmp(c->op_times, "on")) {
+        print_ops(g, false);
+        print_ops(g, true);
+    }
     printf(",\"ready_s\":%.2f,\"weights_s\":%.2f,\"graphs_s\":%.2f}\n", i->ready_s, i->load_s,
            i->record_s);
     fflush(stdout);
@@ -217,6 +237,18 @@ struct plan {
     size_t n_prompt, n_output, n_conc;
 };
 
+/* The same once more, but shorter, with every operation timed alone. */
+static int time_ops(struct cli_engine *ce, int64_t prompt_len, int64_t output_len, int64_t n,
+                    struct rng *rng, struct err *e)
+{
+    struct result r;
+    engine_time_ops(cli_engine(ce), true);
+    int ret = run_one(ce, prompt_len, output_len < TIMED_OUTPUT ? output_len : TIMED_OUTPUT, n, rng,
+                      &r, e);
+    engine_time_ops(cli_engine(ce), false);
+    return ret;
+}
+
 static int run_plan(const struct config *c, struct cli_engine *ce, const struct plan *p)
 {
     struct rng rng = {.s = c->seed ? (uint64_t)c->seed : 1};
@@ -239,11 +271,13 @@ static int run_plan(const struct config *c, struct cli_engine *ce, const struct 
             if (!k || r.wall_s < best.wall_s)
                 best = r;
         }
+        if (ret == OK && !strcmp(c->op_times, "on"))
+            ret = time_ops(ce, in, out, conc, &rng, &e);
         if (ret < 0) {
             fprintf(stderr, "specd: %s\n", e.text);
             return 1;
         }
-        print_result(engine_info(cli_engine(ce)), c->bandwidth, in, out, conc, &best);
+        print_result(cli_engine(ce), c, in, out, conc, &best);
     }
     return 0;
 }

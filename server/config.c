@@ -447,6 +447,7 @@ void config_engine(const struct config *c, struct engine_conf *out)
         .overlap_off = !strcmp(c->overlap, "off"),
         .spec_ratio = !strcmp(c->spec_accept, "ratio"),
         .spec_check_off = !strcmp(c->spec_check, "off"),
+        .time_ops = c->op_times && !strcmp(c->op_times, "on"),
         .seed = (uint64_t)c->seed,
         .prefill_first = c->prefill_first,
     };

@@ -166,7 +166,7 @@ static int attend_absorbed(struct deepseek *m, const struct on *o, const struct 
     c->ldq = h * width;
     c->out = ws->o_lat;
     c->ldo = h * m->kv_lora;
-    TRY(f->attn[0].b->run(f->attn[0].a, c, e));
+    TRY(run_attention(o, &f->attn[0], c, e));
     a = (struct op_matmul_heads){.out = ws->att,
                                  .x = ws->o_lat,
                                  .w = l->kv_b,
@@ -193,7 +193,7 @@ static int attend_decompressed(struct deepseek *m, const struct on *o, const str
     c->out = ws->att;
     c->ldo = h * m->v_dim;
     c->kv_b = l->kv_b;
-    return f->attn[0].b->run(f->attn[0].a, c, e);
+    return run_attention(o, &f->attn[0], c, e);
 }
 
 /* q and kv of the rows x. */

@@ -167,7 +167,7 @@ int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
                           .ancestors = f->row->anc,
                           .row0 = f->row->row0,
                           .cp_world = 1};
-    TRY(f->attn[group].b->run(f->attn[group].a, &c, e));
+    TRY(run_attention(o, &f->attn[group], &c, e));
     int hidden = (int)l->o.n;
     TRY(run_part(o, x, hidden));
     TRY(run_matmul(o, x, ws->att, &l->o, &l->ob, true));

@@ -363,6 +363,14 @@ int run_norm(const struct on *o, float *out, const float *x, const struct weight
     return run_norm_ld(o, out, dim, x, dim, w, dim, eps);
 }
 
+int run_attention(const struct on *o, const struct attn_use *u, const struct attn_call *c,
+                  struct err *e)
+{
+    if (o->op->about)
+        TRY(o->op->about(o->d, "attention"));
+    return u->b->run(u->a, c, e);
+}
+
 int run_copy(const struct on *o, float *out, const float *x, int hidden)
 {
     return o->op->gather(o->d,

@@ -123,6 +123,9 @@ struct proj_out { /* out[R, w.n] = rows w^T + bias */
 };
 /* `n` (at most 3) products of the same rows. */
 int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out *p, int n);
+/* Attention by the backend of `u`. */
+int run_attention(const struct on *o, const struct attn_use *u, const struct attn_call *c,
+                  struct err *e);
 /* out[R, hidden] = x[R, hidden] */
 int run_copy(const struct on *o, float *out, const float *x, int hidden);
 /* The taps of a pass that want the residual stream before `layer` (the number of layers: after the

@@ -333,7 +333,7 @@ static int apply_updates(struct runner *r, const struct step *s, struct err *e)
 
 static int run_graph(struct runner *r, const struct graph_key *k, struct err *e)
 {
-    if (r->eager)
+    if (r->eager || r->timing)
         return graph_pool_eager(r->graphs, k, e);
     if (k->role == TGT_VERIFY)
         TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->spec_env.shape.rows, e));
@@ -501,6 +501,16 @@ static int prefill(struct runner *r, struct step *s, struct err *e)
     return scored ? score_prompt(r, s, e) : OK;
 }
 
+static int part_begin(struct runner *r, struct err *e)
+{
+    return r->timing ? timed_begin(r->d, e) : OK;
+}
+
+static int part_end(struct runner *r, enum step_part p, struct err *e)
+{
+    return r->timing ? timed_end(r->d, &r->op_times[p], e) : OK;
+}
+
 int runner_submit(struct runner *r, struct step *s)
 {
     struct err *e = &s->err;
@@ -510,6 +520,7 @@ int runner_submit(struct runner *r, struct step *s)
     memset(stamps, 0, N_STAMPS * sizeof *stamps);
     s->stamps = stamps;
     s->submit_us = clock_us();
+    r->timing = __atomic_load_n(&r->time_ops, __ATOMIC_RELAXED);
     struct launch l = {0};
     int ret = OK;
     TRY_OUT(runner_step_same(r, s, e));
@@ -522,10 +533,16 @@ int runner_submit(struct runner *r, struct step *s)
     }
     TRY_OUT(bring_in(r, s, l.reqs, e));
     TRY_OUT(apply_updates(r, s, e));
-    if (s->n_req)
+    if (s->n_req) {
+        TRY_OUT(part_begin(r, e));
         TRY_OUT(decode(r, s, &l, e));
-    if (s->n_chunk)
+        TRY_OUT(part_end(r, PART_DECODE, e));
+    }
+    if (s->n_chunk) {
+        TRY_OUT(part_begin(r, e));
         TRY_OUT(prefill(r, s, e));
+        TRY_OUT(part_end(r, PART_PREFILL, e));
+    }
     TRY_OUT(r->ops->mark(r->d, s->head, s->no, e));
 out:
     if (ret < 0 && e->code == 0)
@@ -737,6 +754,8 @@ void runner_close(struct runner *r)
     }
     model_close(r->drafter);
     model_close(r->model);
+    if (r->d && r->conf.time_ops)
+        timed_close(r->d);
     if (r->d)
         r->ops->close(r->d);
     *r = (struct runner){0};

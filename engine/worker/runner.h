@@ -7,6 +7,7 @@
 #include "engine/graph/graph_pool.h"
 #include "engine/kv/pool.h"
 #include "engine/worker/worker.h"
+#include "kernels/timed.h"
 #include "speculative/spec.h"
 
 enum {
@@ -41,6 +42,10 @@ struct runner {
     int64_t note_first_us, note_us; /* progress of the weights: begin, last line */
     bool eager;                     /* tests: run the bodies instead of replaying the graphs */
     bool apart; /* tests: verify and round in two launches even where one graph has both */
+    bool
+        time_ops; /* atomic: from the next step on operations are timed, without graphs (timed.h) */
+    bool timing;  /* in this step */
+    struct op_times op_times[N_STEP_PARTS]; /* read with timed_read */
     bool parts; /* benchmarks: besides, draft-extend eagerly and the loop as a graph of its own */
 };
 

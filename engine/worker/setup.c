@@ -72,7 +72,10 @@ static int open_device(struct runner *r, const struct worker_conf *c, struct err
         LOG(LOG_INFO, "worker", "the CPU device is used: %s", why.text);
     r->ops = dev_find(name);
     CHECK(r->ops);
-    return r->ops->open(&r->d, &dc, e);
+    if (c->time_ops)
+        r->ops = timed_device(r->ops);
+    TRY(r->ops->open(&r->d, &dc, e));
+    return c->time_ops ? timed_open(r->d, e) : OK;
 }
 
 /* The group of the target that keeps every page of a request, for the drafter's planes. */
@@ -153,7 +156,7 @@ int runner_begin(struct runner *r, const struct worker_conf *c, struct err *e)
                             .comm = c->comm,
                             .progress = note_weights,
                             .ud = r};
-    if (c->comm && r->ops != &dev_cpu)
+    if (c->comm && strcmp(r->ops->name, dev_cpu.name) != 0)
         return FAIL(e, E_UNSUPPORTED,
                     "tensor_parallel_size is %d, but device %s has no communicator: it runs one "
                     "rank",
@@ -234,7 +237,7 @@ int runner_probe(struct runner *r, struct err *e)
     float worst, most = -1;
     int ret = OK;
     int64_t t0 = clock_us();
-    if (r->ops == &dev_cpu)
+    if (!strcmp(r->ops->name, dev_cpu.name))
         return OK; /* it is the reference */
     TRY(dev_cpu.open(&cpu, &dc, e));
     for (int role = 0; role < N_ROLES && ret == OK; role++)

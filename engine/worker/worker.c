@@ -176,6 +176,7 @@ static void start_rank(struct worker *w, int i, const struct worker_conf *c)
     k->w = w;
     k->conf = *c; /* the strings are the caller's until worker_open returns */
     k->conf.comm = w->comm[i];
+    k->conf.time_ops = c->time_ops && i == 0;
     k->conf.threads = c->threads / w->world > 1 ? c->threads / w->world : 1;
     if (i)
         snprintf(name, sizeof name, "specd-rank-%d", i);
@@ -253,6 +254,18 @@ const struct worker_info *worker_info(const struct worker *w)
 const struct dev_counts *worker_counts(const struct worker *w)
 {
     return w->rank[0].r.ops->counts(w->rank[0].r.d);
+}
+
+void worker_time_ops(struct worker *w, bool on)
+{
+    for (int p = 0; on && p < N_STEP_PARTS; p++)
+        timed_clear(&w->rank[0].r.op_times[p]);
+    __atomic_store_n(&w->rank[0].r.time_ops, on, __ATOMIC_RELAXED);
+}
+
+void worker_op_times(const struct worker *w, enum step_part p, struct op_times *out)
+{
+    timed_read(out, &w->rank[0].r.op_times[p]);
 }
 
 struct step *worker_step_get(struct worker *w)

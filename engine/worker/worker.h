@@ -43,6 +43,7 @@ struct worker_conf {
     const char *draft_attention_backend;
     struct spec_conf spec;
     const struct spec_algo *spec_algo; /* tests: this algorithm, whatever spec.method says */
+    bool time_ops;                     /* benchmarks: worker_time_ops can be called */
     bool parts; /* benchmarks: the loop of a round is recorded alone, too (runner.h) */
 };
 
@@ -55,6 +56,9 @@ struct prefill_chunk {
                         many alternatives; -1: none */
     bool draft;      /* the model drafter takes it too */
 };
+
+/* The parts of a step that run one after the other. */
+enum step_part { PART_DECODE, PART_PREFILL, N_STEP_PARTS };
 
 /* What the scheduler fills. Arrays have the capacities of worker_conf. */
 struct step {
@@ -95,6 +99,7 @@ struct step {
  * so there are more slots. */
 int worker_slots(int reqs_max);
 
+struct op_times;
 struct worker;
 
 struct worker_info {
@@ -138,6 +143,10 @@ struct step *worker_step_get(struct worker *w);
 void worker_step_put(struct worker *w, struct step *s);
 /* The scheduler has read the results of a step that came back: the block is free again. */
 void worker_step_release(struct worker *w, struct step *s);
+/* With worker_conf.time_ops: operations of rank 0's steps from the next on are timed one by one, or
+ * no longer; and the sums of a part since. While no request runs. */
+void worker_time_ops(struct worker *w, bool on);
+void worker_op_times(const struct worker *w, enum step_part p, struct op_times *out);
 /* Device counters, for tests. Racy reads while steps run. */
 const struct dev_counts *worker_counts(const struct worker *w);
 

@@ -241,6 +241,16 @@ def test_cli():
     b = run("bench", "--model", DEMO, "--prompt-len", "16", "--output-len", "8", "--concurrency", "2")
     assert b.returncode == 0, b.stderr
     assert all(isinstance(json.loads(line), dict) for line in b.stdout.splitlines()) and b.stdout
+    for more, layers in (["--tensor-parallel-size", 2], 5), (["--speculative", "mtp"], 6):
+        t = run("bench", "--model", DEMO, "--prompt-len", 16, "--output-len", 8, "--concurrency", "1,3", "--op-times", "on", *more)
+        lines = [json.loads(line) for line in t.stdout.splitlines()]
+        assert len(lines) == 2, t.stderr
+        for part in [line[p] for line in lines for p in ("decode_ops", "prefill_ops")]:
+            ops = {o["op"]: o for o in part}
+            assert {"proj", "attention", "mlp", "moe_ffn", "sample", "accept"} <= ops.keys()
+            assert ops["sample"]["calls"] == 1 and ops["attention"]["calls"] >= layers
+            assert abs(sum(o["share"] for o in part) - 1) < 0.02
+            assert [o["us"] for o in part] == sorted((o["us"] for o in part), reverse=True)
     h = run("serve", "--help")
     assert h.returncode == 0 and "--max-num-seqs" in h.stdout and "--drain-timeout" in h.stdout
     assert run("generate", "--model", DEMO).returncode == 2
