@@ -1,7 +1,8 @@
 /* Products: which kernel for which type and number of rows.
  *  - small bf16 weights (small.cu says which): stream.cuh up to 8 rows, small.cu above; activations
  *    keep fp32's precision (2^-17) at any number of rows;
- *  - 9 to 64 rows on sm_90a, fp8 or a large bf16 weight: wide.cu, activations rounded to bf16;
+ *  - 9 to 112 rows on sm_90a, fp8 (up to 64) or a large bf16 weight: wide.cu, activations rounded
+ *    to bf16;
  *  - up to 16 rows, bf16 or fp8: stream.cuh, bound by the weight's bytes; activations keep fp32's
  *    precision up to 8 rows, above they are rounded to bf16 once (their traffic would bound it);
  *  - more rows, or a GPU without the shared memory to stream: activations rounded to bf16 (fp8
@@ -71,23 +72,30 @@ static int plain_run(struct dev *d, const struct op_matmul *a)
     return cuda_launch(d, plain_kernel<4>, grid, 256, 0, *a);
 }
 
-/* grid (rows, ceil(k / 1024)) */
-__global__ void __launch_bounds__(256)
+enum { PER_BLOCK = 4096 }; /* columns: few blocks start at once, those of the product behind too */
+
+/* grid (rows, ceil(k / PER_BLOCK)) */
+__global__ void __launch_bounds__(256, 6)
     rows_to_bf16_kernel(__nv_bfloat16 *out, const float *x, int64_t ldx, int64_t k, bool pairs)
 {
-    int64_t j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 4;
+    int64_t j0 = (int64_t)blockIdx.y * PER_BLOCK + threadIdx.x * 4;
+    float4 v[PER_BLOCK / 1024];
+    x += blockIdx.x * ldx;
     cuda_trigger();
     cuda_wait();
-    if (j >= k)
-        return;
-    float4 v = *(const float4 *)(x + blockIdx.x * ldx + j);
-    put_bf16(out + blockIdx.x * k, j, pairs, v.x, v.y, v.z, v.w);
+#pragma unroll
+    for (int i = 0; i < PER_BLOCK / 1024; i++)
+        v[i] = j0 + i * 1024 < k ? *(const float4 *)(x + j0 + i * 1024) : make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < PER_BLOCK / 1024; i++)
+        if (j0 + i * 1024 < k)
+            put_bf16(out + blockIdx.x * k, j0 + i * 1024, pairs, v[i].x, v[i].y, v[i].z, v[i].w);
 }
 
 int rows_to_bf16(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ldx, int rows,
                  int64_t k, bool pairs)
 {
-    dim3 grid((unsigned)rows, (unsigned)cuda_div_up(k, 1024));
+    dim3 grid((unsigned)rows, (unsigned)cuda_div_up(k, PER_BLOCK));
     return cuda_launch(d, rows_to_bf16_kernel, grid, 256, 0, out, x, ldx, k, pairs);
 }
 

@@ -1,8 +1,8 @@
 /* Grouped products of the same rows (op_proj) and the gated MLP (op_mlp).
  *  - small weights (small.cu): one launch for all products of the rows; one for gate and up with
  *    SiLU and the product in its epilogue, one for down; the norm inside, nothing rounded;
- *  - 9 to 64 rows of fp8 or large weights on sm_90a: the norm writes bf16, then launches of wide.cu
- *    as below, SiLU in the first one's epilogue;
+ *  - 9 to 112 rows of fp8 (up to 64) or large weights on sm_90a: the norm writes bf16, then
+ *    launches of wide.cu as below, SiLU in the first one's epilogue;
  *  - up to 16 rows: one weight-streaming launch for all products of the rows; one for gate and up
  *    with SiLU and the product in its epilogue, one for down. Up to 8 rows the norm is inside the
  *    launch, above it writes bf16 for it;
@@ -11,11 +11,12 @@
  *  - anything else: the single operations. */
 #include "kernels/cuda/product.cuh"
 
-enum { NORM_THREADS = 512 };
+enum { NORM_THREADS = 256 }; /* fits beside two blocks of most products */
 
-/* One block a row: out = bf16(w x / rms). k % 4 == 0, at most V * NORM_THREADS * 4; V 0: any. */
+/* One block a row: out = bf16(w x / rms). k % 4 == 0, w bf16 and k at most V * NORM_THREADS * 4;
+ * V 0: any. */
 template <int V>
-__global__ void __launch_bounds__(NORM_THREADS)
+__global__ void __launch_bounds__(NORM_THREADS, V == 8 ? 3 : 6)
     norm_to_bf16_kernel(__nv_bfloat16 *out, const float *x, int64_t ldx, struct weight w, float eps,
                         bool pairs)
 {
@@ -23,21 +24,18 @@ __global__ void __launch_bounds__(NORM_THREADS)
     const float *row = x + blockIdx.x * ldx;
     out += (int64_t)blockIdx.x * k;
     float4 v[V ? V : 1];
-    float n[V ? V : 1][4], s = 0;
+    uint2 n[V ? V : 1];
+    float s = 0;
     cuda_trigger();
-    auto weights = [&](float *to, int j) {
-        for (int i = 0; i < 4; i++)
-            to[i] = cuda_load(w.p, w.dt, j + i);
-    };
     auto add = [&](const float4 &f) { s += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w; };
-    auto put = [&](int j, const float4 &f, const float *m) {
-        put_bf16(out, j, pairs, f.x * (s * m[0]), f.y * (s * m[1]), f.z * (s * m[2]),
-                 f.w * (s * m[3]));
+    auto put = [&](int j, const float4 &f, float a, float b, float c, float d) {
+        put_bf16(out, j, pairs, f.x * (s * a), f.y * (s * b), f.z * (s * c), f.w * (s * d));
     };
 #pragma unroll
-    for (int i = 0; i < V; i++)
-        if (j0 + i * NORM_THREADS * 4 < k)
-            weights(n[i], j0 + i * NORM_THREADS * 4);
+    for (int i = 0; i < V; i++) {
+        int j = j0 + i * NORM_THREADS * 4;
+        n[i] = j < k ? *(const uint2 *)((const __nv_bfloat16 *)w.p + j) : make_uint2(0, 0);
+    }
     cuda_wait();
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -52,14 +50,16 @@ __global__ void __launch_bounds__(NORM_THREADS)
             add(*(const float4 *)(row + j));
     s = rsqrtf(cuda_block_sum(s) / (float)k + eps);
 #pragma unroll
-    for (int i = 0; i < V; i++)
-        if (j0 + i * NORM_THREADS * 4 < k)
-            put(j0 + i * NORM_THREADS * 4, v[i], n[i]);
+    for (int i = 0; i < V; i++) {
+        int j = j0 + i * NORM_THREADS * 4;
+        if (j < k)
+            put(j, v[i], __uint_as_float(n[i].x << 16), __uint_as_float(n[i].x & 0xffff0000u),
+                __uint_as_float(n[i].y << 16), __uint_as_float(n[i].y & 0xffff0000u));
+    }
     if (V == 0)
-        for (int j = j0; j < k; j += NORM_THREADS * 4) {
-            weights(n[0], j);
-            put(j, *(const float4 *)(row + j), n[0]);
-        }
+        for (int j = j0; j < k; j += NORM_THREADS * 4)
+            put(j, *(const float4 *)(row + j), cuda_load(w.p, w.dt, j), cuda_load(w.p, w.dt, j + 1),
+                cuda_load(w.p, w.dt, j + 2), cuda_load(w.p, w.dt, j + 3));
 }
 
 /* gate = silu(gate + gate_b) * (up + up_b), [rows, n] dense bf16, n % 8 == 0; grid (ceil(n / 2048),
@@ -99,9 +99,10 @@ static int rows_in(struct dev *d, __nv_bfloat16 *out, const float *x, int64_t ld
 {
     if (!norm->p)
         return rows_to_bf16(d, out, x, ldx, rows, k, pairs);
-    auto kernel = k <= 2 * NORM_THREADS * 4   ? norm_to_bf16_kernel<2>
-                  : k <= 4 * NORM_THREADS * 4 ? norm_to_bf16_kernel<4>
-                                              : norm_to_bf16_kernel<0>;
+    bool held = norm->dt == DT_BF16 && ((uintptr_t)norm->p & 7) == 0;
+    auto kernel = held && k <= 4 * NORM_THREADS * 4   ? norm_to_bf16_kernel<4>
+                  : held && k <= 8 * NORM_THREADS * 4 ? norm_to_bf16_kernel<8>
+                                                      : norm_to_bf16_kernel<0>;
     return cuda_launch(d, kernel, dim3((unsigned)rows), NORM_THREADS, 0, out, x, ldx, *norm, eps,
                        pairs);
 }

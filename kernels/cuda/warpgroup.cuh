@@ -121,12 +121,18 @@ template <int N> static __device__ __forceinline__ void wg_hold(float (&d)[N][4]
 #define WG_16(d, i) WG_8(d, i), WG_8(d, i + 2)
 #define WG_32(d, i) WG_16(d, i), WG_16(d, i + 4)
 #define WG_64(d, i) WG_32(d, i), WG_32(d, i + 8)
+#define WG_24(d, i) WG_16(d, i), WG_8(d, i + 4)
+#define WG_40(d, i) WG_32(d, i), WG_8(d, i + 8)
+#define WG_48(d, i) WG_32(d, i), WG_16(d, i + 8)
+#define WG_56(d, i) WG_48(d, i), WG_8(d, i + 12)
 #define WG_N8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define WG_N16 WG_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define WG_N32 WG_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define WG_N64                                                                                     \
-    WG_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
-           "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WG_N24 WG_N16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define WG_N32 WG_N24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define WG_N40 WG_N32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define WG_N48 WG_N40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define WG_N56 WG_N48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define WG_N64 WG_N56 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define WG_MUL(N, LIST, A, B, ADD, ...)                                                            \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST "}, " A ", " B  \
@@ -138,13 +144,21 @@ template <int N> static __device__ __forceinline__ void wg_hold(float (&d)[N][4]
 template <int N>
 static __device__ __forceinline__ void wg_mul(float (&d)[N / 8][4], uint64_t a, uint64_t b, int add)
 {
-    static_assert(N == 16 || N == 32 || N == 64 || N == 128, "width");
+    static_assert(N % 16 == 0 && N <= 128, "width");
     if constexpr (N == 16)
         WG_MUL(16, WG_N8, "%8", "%9", "%10", WG_8(d, 0));
     else if constexpr (N == 32)
         WG_MUL(32, WG_N16, "%16", "%17", "%18", WG_16(d, 0));
+    else if constexpr (N == 48)
+        WG_MUL(48, WG_N24, "%24", "%25", "%26", WG_24(d, 0));
     else if constexpr (N == 64)
         WG_MUL(64, WG_N32, "%32", "%33", "%34", WG_32(d, 0));
+    else if constexpr (N == 80)
+        WG_MUL(80, WG_N40, "%40", "%41", "%42", WG_40(d, 0));
+    else if constexpr (N == 96)
+        WG_MUL(96, WG_N48, "%48", "%49", "%50", WG_48(d, 0));
+    else if constexpr (N == 112)
+        WG_MUL(112, WG_N56, "%56", "%57", "%58", WG_56(d, 0));
     else
         WG_MUL(128, WG_N64, "%64", "%65", "%66", WG_64(d, 0));
 }

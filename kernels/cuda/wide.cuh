@@ -1,16 +1,15 @@
-/* The product kernel of 9 to 64 rows on sm_90a (wide.cu): out = x W^T for up to three weights of
+/* The product kernel of 9 to 112 rows on sm_90a (wide.cu): out = x W^T for up to three weights of
  * the same rows, bf16 or fp8 with 128 x 128 block scales, bound by the weights' bytes.
  *
  * Weight rows are the m64 operand of wgmma, the N rows of x (a multiple of 16, zeros past the last)
  * its n operand; both come through a ring of stages in shared memory, swizzled by the copy engine;
  * fp8 values are expanded to bf16 in registers, and a stage, which is one block of k, is scaled
  * when it is added. A block has `tile` units of 32 weight rows and one of `parts` equal ranges of
- * K; the blocks of a cluster have the ranges of one tile, add their sums in the order of K through
- * each other's shared memory and write a share of the tile each. The ring is asked for its weights
- * before the kernel waits for the one ahead of it.
+ * K; the blocks of a tile are a cluster, which adds their sums in the order of K through each
+ * other's shared memory, a share of the tile each. The ring is asked for its weights before the
+ * kernel waits for the one ahead of it.
  *
- * 288 threads: two warpgroups multiply a 64-row piece of the tile each; one thread of the last warp
- * asks. */
+ * Two warpgroups multiply 64 weight rows each; one thread of the warp behind them asks. */
 #ifndef SPECD_CUDA_WIDE_CUH
 #define SPECD_CUDA_WIDE_CUH
 
@@ -24,11 +23,12 @@
 enum {
     WIDE_ROW = 128, /* bytes of a weight row in a stage: 64 k in bf16, 128 in fp8 */
     WIDE_UNIT = 32,
-    WIDE_THREADS = 288,
-    WIDE_SMEM = 112 * 1024, /* of a block: two fit */
+    WIDE_GROUPS = 2,
+    WIDE_THREADS = WIDE_GROUPS * 128 + 32,
+    WIDE_SMEM = 115072, /* of a block: two fit, beside them a small kernel's */
     WIDE_STAGES_MAX = 12,
-    WIDE_UNITS_MAX = 4, /* of a tile */
-    WIDE_CLUSTER_MAX = 8
+    WIDE_CLUSTER_MAX = 8,
+    WIDE_UNITS_MAX = 4 /* of a tile */
 };
 
 struct wide_weight {   /* one weight [n, k] */
@@ -48,9 +48,15 @@ struct wide_args {
     struct wide_weight w[WIDE_PARTS];
     int n_w, units, tile;
     int rows, chunks, parts, stages;
+    int ring; /* bytes: the stages, or the sums that take their place */
     bool accumulate;
     bool silu;  /* w[0] gate, w[1] up, units in turn: w[0].out = bf16(silu(gate) * up) */
     bool pairs; /* and that in pairs (put_bf16) */
+};
+
+struct wide_tail { /* behind the ring; fp8: then scales [unit][chunk] */
+    uint64_t full[WIDE_STAGES_MAX], empty[WIDE_STAGES_MAX];
+    int2 unit[WIDE_UNITS_MAX];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -80,19 +86,22 @@ static __device__ __forceinline__ uint64_t wide_policy(bool keep)
 
 static __device__ __forceinline__ void wide_cluster_sync(void)
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+static __device__ __forceinline__ uint32_t wide_at(uint32_t at, int rank)
+{
+    uint32_t p;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(p) : "r"(at), "r"(rank));
+    return p;
 }
 
 static __device__ __forceinline__ float4 wide_peer(uint32_t at, int rank)
 {
-    uint32_t p;
     float4 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(p) : "r"(at), "r"(rank));
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(p)
+                 : "r"(wide_at(at, rank))
                  : "memory");
     return v;
 }
@@ -116,7 +125,7 @@ static __device__ __forceinline__ void wide_add(float4 *s, float4 v)
     s->x += v.x, s->y += v.y, s->z += v.z, s->w += v.w;
 }
 
-/* The four values of the tile's sums at `at`, of all the cluster in the order of K. */
+/* The four values of the tile's sums at `at`, added in the order of K. */
 static __device__ __forceinline__ float4 wide_sum(uint32_t at, int parts)
 {
     float4 s;
@@ -205,14 +214,15 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     enum { K = FP8 ? 128 : 64, X_BYTES = N * 128, X_BOXES = K / 64 };
     extern __shared__ __align__(1024) char smem[];
-    __shared__ __align__(8) uint64_t full[WIDE_STAGES_MAX], empty[WIDE_STAGES_MAX];
-    __shared__ int2 unit[WIDE_UNITS_MAX];
+    struct wide_tail &tail = *(struct wide_tail *)(smem + a.ring);
+    int2 *unit = tail.unit;
+    uint64_t *full = tail.full, *empty = tail.empty;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = warp >> 2;
     int rank = blockIdx.x % a.parts, u0 = blockIdx.x / a.parts * a.tile;
     int n_unit = min(a.tile, a.units - u0), pieces = (n_unit * WIDE_UNIT + 63) / 64;
     int c0 = a.chunks * rank / a.parts, nc = a.chunks * (rank + 1) / a.parts - c0;
     int x_at = a.tile * WIDE_UNIT * WIDE_ROW, stage = x_at + X_BOXES * X_BYTES;
-    uint32_t at0 = (uint32_t)__cvta_generic_to_shared(smem), base = (at0 + 1023) & ~1023u;
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(smem);
     cuda_trigger();
     if (threadIdx.x < n_unit)
         wide_unit(a, u0 + threadIdx.x, &unit[threadIdx.x].x, &unit[threadIdx.x].y);
@@ -225,7 +235,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
     }
     __syncthreads();
     int width = a.tile * WIDE_UNIT, pitch = width + 4;
-    if (warp == 8) {
+    if (warp == WIDE_GROUPS * 4) {
         if (lane == 0) {
             uint64_t once = wide_policy(false), keep = wide_policy(true);
             int bytes = n_unit * WIDE_UNIT * WIDE_ROW + X_BOXES * X_BYTES;
@@ -261,19 +271,23 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
         __syncwarp();
     } else {
         float acc[N / 8][4] = {}, block[FP8 ? N / 8 : 1][4] = {};
-        float *scale = (float *)(smem + (base - at0) + a.stages * stage); /* fp8: [unit][chunk] */
+        float *scale = (float *)(&tail + 1); /* fp8: [unit][chunk] */
         if (FP8) {
-            for (int i = threadIdx.x; i < n_unit * nc; i += 256) {
+            for (int i = threadIdx.x; i < n_unit * nc; i += WIDE_GROUPS * 128) {
                 const struct wide_weight &w = a.w[unit[i / nc].x];
                 int64_t at = unit[i / nc].y / 128 * (int64_t)a.chunks + c0 + i % nc;
                 scale[i] = cuda_load(w.scale, w.scale_dt, at);
             }
-            bar_group(1, 256);
+            bar_group(1, WIDE_GROUPS * 128);
             scale += min(group * 2 + (warp >> 1 & 1), n_unit - 1) * nc; /* of the warp's rows */
         }
+        auto release = [&](int slot) {
+            if (lane == 0)
+                bar_arrive(&empty[slot]);
+        };
         cuda_wait();
-        if (group < pieces)
-            for (int c = 0, slot = 0, parity = 0; c < nc; c++) {
+        if (group < pieces) {
+            for (int c = 0, slot = 0, parity = 0, last = 0; c < nc; c++) {
                 bar_wait(&full[slot], parity);
                 uint32_t s = base + slot * stage;
                 uint64_t dx = wg_rows(s + x_at);
@@ -299,6 +313,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
 #pragma unroll
                         for (int e = 0; e < 4; e++)
                             acc[j][e] += block[j][e] * z;
+                    release(slot);
                 } else {
                     uint64_t dw = wg_rows(s + group * 8192);
                     wg_fence();
@@ -306,19 +321,25 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
                     for (int kk = 0; kk < 4; kk++)
                         wg_mul<N>(acc, dw + kk * 2, dx + kk * 2, 1);
                     wg_commit();
-                    wg_wait<0>();
+                    wg_wait<1>(); /* the stage before */
+                    if (c)
+                        release(last);
+                    last = slot;
                 }
-                if (lane == 0)
-                    bar_arrive(&empty[slot]);
                 if (++slot == a.stages) {
                     slot = 0;
                     parity ^= 1;
                 }
             }
+            if (!FP8) {
+                wg_wait<0>();
+                wg_hold<N / 8>(acc);
+            }
+        }
         /* Every stage that was asked for has been used: sums take the ring's place, [row][column].
          */
-        bar_group(1, 256);
-        float *to = (float *)(smem + (base - at0));
+        bar_group(1, WIDE_GROUPS * 128);
+        float *to = (float *)smem;
         int g = lane >> 2, q = lane & 3;
         int m = group * 64 + (warp & 3) * 16 + g;
         if (m - g < width)
@@ -336,6 +357,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
         const struct wide_weight &w = wide_place(a, unit, i % quads * 4, &n);
         before = wide_before(w, i / quads, n);
     }
+    __syncwarp();
     if (a.parts > 1)
         wide_cluster_sync();
     else

@@ -1,11 +1,11 @@
-/* Products of 9 to 64 rows on sm_90a (wide.cu). Weights have device addresses, those of a launch
+/* Products of 9 to 112 rows on sm_90a (wide.cu). Weights have device addresses, those of a launch
  * one type. */
 #ifndef SPECD_CUDA_WIDE_H
 #define SPECD_CUDA_WIDE_H
 
 #include "kernels/ops.h"
 
-enum { WIDE_PARTS = 3, WIDE_ROWS_MIN = 9, WIDE_ROWS_MAX = 64 };
+enum { WIDE_PARTS = 3, WIDE_ROWS_MIN = 9, WIDE_ROWS_MAX = 112, WIDE_FP8_ROWS_MAX = 64 };
 
 struct wide {      /* up to three weights of the same rows */
     const void *x; /* bf16 [rows, k] dense, 16-byte aligned; for fp8 in pairs (put_bf16) */
