@@ -40,9 +40,10 @@ const struct mma_kernel *mma_gqa_96(enum mma_size size);
 const struct mma_kernel *mma_gqa_128(enum mma_size size);
 const struct mma_kernel *mma_gqa_192(enum mma_size size); /* values 128 */
 const struct mma_kernel *mma_gqa_256(enum mma_size size);
-/* Up to `lines` lines, equal shares of all work (decode.cuh); NULL: not built. */
-const struct mma_kernel *mma_decode(int qk, int v, int lines);
-const struct mma_kernel *mma_decode_128(int lines);
+/* Up to `lines` lines, shares of all work (decode.cuh), in small blocks or `alone` on an SM; NULL:
+ * not built. */
+const struct mma_kernel *mma_decode(int qk, int v, int lines, bool alone);
+const struct mma_kernel *mma_decode_128(int lines, bool alone);
 /* Prefill on sm_90a by head dims; NULL: not built. */
 const struct mma_kernel *mma_wide(int qk, int v);
 const struct mma_kernel *mma_latent(enum mma_size size); /* absorbed MLA, 576 / 512 */

@@ -23,9 +23,9 @@ struct attn {
     struct graph_dims max;
     struct graph_dims plan; /* of the last plan(); rows 0 before the first */
     const struct mma_kernel *kernel[N_MMA_SIZES];
-    int resident[N_MMA_SIZES]; /* blocks that the GPU holds at once */
-    const struct mma_kernel *decode[N_DECODE];
-    int decode_resident[N_DECODE], sms;
+    int resident[N_MMA_SIZES];                    /* blocks that the GPU holds at once */
+    const struct mma_kernel *decode[2][N_DECODE]; /* of small blocks, of one an SM */
+    int decode_resident[2][N_DECODE], sms;
     void *ws;
     struct mma_args base; /* workspace addresses and what plan() chose */
     const struct mma_kernel *k;
@@ -141,10 +141,12 @@ static int open_kernels(struct attn *a, struct err *e)
         a->resident[i] = blocks * a->sms;
     }
     bool few = n->kind == ATTN_GQA && n->kv_type == DT_BF16 && !prefill_role(n->role);
-    for (int i = 0; few && i < N_DECODE; i++) {
-        const struct mma_kernel *k = mma_decode(n->dims.qk, n->dims.v, 8 * (i + 1));
-        a->decode_resident[i] = k ? blocks_of(k) * a->sms : 0;
-        a->decode[i] = a->decode_resident[i] ? k : NULL;
+    for (int i = 0; few && i < 2 * N_DECODE; i++) {
+        bool alone = i >= N_DECODE;
+        int at = i % N_DECODE;
+        const struct mma_kernel *k = mma_decode(n->dims.qk, n->dims.v, 8 * (at + 1), alone);
+        int fill = a->decode_resident[alone][at] = k ? blocks_of(k) * a->sms : 0;
+        a->decode[alone][at] = fill ? k : NULL;
     }
     return OK;
 }
@@ -234,20 +236,20 @@ static void plan_splits(struct attn *a, const struct graph_dims *g, int tiles, i
     b->merge_apart = b->splits > 1 && (b->fill > 1 || a->need.kind != ATTN_GQA);
 }
 
-/* Few lines: equal shares of the work, as many workers as fit. False where a block or some splits a
- * tile are as fast: about a tile an SM, very few tiles, and few tiles of more than 8 lines, whose
- * sums are large to merge (measured: README). */
+/* Few lines: equal shares or whole tiles for as many blocks as fit, large ones where an SM has at
+ * most a tile. False for few tiles: there splits are faster (measured: README). */
 static bool plan_shares(struct attn *a, const struct graph_dims *g, int lines)
 {
     int i = (lines - 1) / 8, tiles = (g->reqs > 0 ? g->reqs : g->rows) * a->need.n_kv;
-    bool many = 2 * tiles >= 3 * a->sms, few = 2 * tiles < a->sms && tiles >= 8 && lines <= 8;
-    if (i >= N_DECODE || !a->decode[i] || !(many || few))
+    bool alone = tiles <= a->sms;
+    if (2 * tiles <= a->sms || i >= N_DECODE || !a->decode[alone][i])
         return false;
-    a->k = a->decode[i];
+    a->k = a->decode[alone][i];
     plan_tiles(a, g);
     /* a worker may leave sums of two tiles to others */
-    int most = (int)(layout_of(&a->need, &a->max).lines / (2 * (size_t)a->k->m));
-    a->grid = dim3((unsigned)(a->decode_resident[i] < most ? a->decode_resident[i] : most), 1, 1);
+    int most = (int)(layout_of(&a->need, &a->max).lines / (2 * (size_t)a->k->m)),
+        fill = a->decode_resident[alone][i];
+    a->grid = dim3((unsigned)(fill < most ? fill : most), 1, 1);
     return true;
 }
 

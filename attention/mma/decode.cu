@@ -3,20 +3,20 @@
 
 static const struct mma_kernel *decode_256(int lines)
 {
-    static const struct mma_kernel k8 = dec_entry<dec_conf<256, 256, 1, 3, 2>>(),
-                                   k16 = dec_entry<dec_conf<256, 256, 2, 3, 2>>();
+    static const struct mma_kernel k8 = dec_entry<dec_conf<256, 256, 1, 4, 3, 2>>(),
+                                   k16 = dec_entry<dec_conf<256, 256, 2, 4, 3, 2>>();
     return lines <= 8 ? &k8 : lines <= 16 ? &k16 : NULL;
 }
 
-extern "C" const struct mma_kernel *mma_decode(int qk, int v, int lines)
+extern "C" const struct mma_kernel *mma_decode(int qk, int v, int lines, bool alone)
 {
     if (qk != v)
         return NULL;
     switch (qk) {
     case 128:
-        return mma_decode_128(lines);
+        return mma_decode_128(lines, alone);
     case 256:
-        return decode_256(lines);
+        return alone ? NULL : decode_256(lines);
     default:
         return NULL;
     }

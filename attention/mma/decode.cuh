@@ -16,10 +16,10 @@
 #include "attention/mma/share.cuh"
 #include "kernels/cuda/launch.cuh"
 
-/* NL: groups of 8 lines; ST: slots of a warp's ring. */
-template <int DQ_, int DV_, int NL_, int ST_, int BLOCKS_> struct dec_conf {
-    static constexpr int DQ = DQ_, DV = DV_, NL = NL_, ST = ST_, BLOCKS = BLOCKS_;
-    static constexpr int W = 4, M = 8 * NL, T = 32 * W, KEYS = 16;
+/* NL: groups of 8 lines; W: warps; ST: slots of a warp's ring. */
+template <int DQ_, int DV_, int NL_, int W_, int ST_, int BLOCKS_> struct dec_conf {
+    static constexpr int DQ = DQ_, DV = DV_, NL = NL_, W = W_, ST = ST_, BLOCKS = BLOCKS_;
+    static constexpr int M = 8 * NL, T = 32 * W, KEYS = 16;
     static constexpr bool QR = NL == 1; /* queries in registers */
     static constexpr int LINE = DV + 4; /* lines start in other banks */
     static constexpr int q_bytes = QR ? 0 : M * rows_of<DQ>::bytes;
@@ -30,7 +30,7 @@ template <int DQ_, int DV_, int NL_, int ST_, int BLOCKS_> struct dec_conf {
     static constexpr int merge_bytes = W * M * (LINE + 2) * 4; /* over queries and rings */
     static constexpr int loop_bytes = ring_at + W * ring_bytes;
     static constexpr int smem = loop_bytes > merge_bytes ? loop_bytes : merge_bytes;
-    static_assert(DQ % 16 == 0 && DV % 16 == 0 && W * KEYS == UNIT, "dims");
+    static_assert(DQ % 16 == 0 && DV % 16 == 0 && UNIT % KEYS == 0, "dims");
 };
 
 template <class C> struct dec_shared {
@@ -353,22 +353,32 @@ static __device__ __forceinline__ void dec_mask(float (&s)[C::NL][4], const tile
         }
 }
 
+/* Asks for the first pages of the warp's part of a piece. */
 template <class C>
-static __device__ __forceinline__ void dec_piece(const struct mma_args &a, char *smem,
-                                                 dec_shared<C> &sh, const tile_span &span,
-                                                 const struct share &own, const piece &p)
+static __device__ __forceinline__ dec_feed dec_start(const struct mma_args &a,
+                                                     const struct share &own, const piece &p)
+{
+    constexpr int GROUPS = UNIT / C::KEYS;
+    const int32_t *table = a.c.table + (int64_t)own.slot * a.c.pages_max;
+    int unit0 = own.lo / UNIT;
+    dec_feed f = {};
+    f.c = (unit0 + p.begin) * GROUPS + (int)(threadIdx.x >> 5);
+    f.end = min((unit0 + p.end) * GROUPS, (own.hi + C::KEYS - 1) / C::KEYS);
+    f.pages = dec_pages<C>(a, table, f, f.c);
+    f.pages_next = dec_pages<C>(a, table, f, f.c + 32 * C::W);
+    return f;
+}
+
+template <class C>
+static __device__ __forceinline__ void
+dec_piece(const struct mma_args &a, char *smem, dec_shared<C> &sh, const tile_span &span,
+          const struct share &own, const piece &p, dec_feed f)
 {
     const struct attn_call &c = a.c;
     int r0 = own.r0, n = own.n, warp = threadIdx.x >> 5;
     int kvh = p.head / a.head_tiles, ht = p.head % a.head_tiles;
     const int32_t *table = c.table + (int64_t)own.slot * c.pages_max;
     uint32_t qs = smem_addr(smem), ring = qs + C::ring_at + (uint32_t)(warp * C::ring_bytes);
-    int unit0 = span.lo / UNIT;
-    dec_feed f = {};
-    f.c = (unit0 + p.begin) * C::W + warp;
-    f.end = min((unit0 + p.end) * C::W, (span.hi + C::KEYS - 1) / C::KEYS);
-    f.pages = dec_pages<C>(a, table, f, f.c);
-    f.pages_next = dec_pages<C>(a, table, f, f.c + 32 * C::W);
     int at = f.c;
 #pragma unroll
     for (int i = 0; i < C::ST - 1; i++)
@@ -378,7 +388,6 @@ static __device__ __forceinline__ void dec_piece(const struct mma_args &a, char 
             dec_fetch<C, true>(a, sh.rows, n, span, table, f, ring, kvh);
     dec_query<C> q;
     dec_load_q<C>(a, smem, q, r0, n, kvh, ht);
-    cuda_trigger();
     if (!C::QR)
         __syncthreads();
     dec_sums<C> w = {};
@@ -422,26 +431,30 @@ template <class C> __global__ void __launch_bounds__(C::T, C::BLOCKS) dec_kernel
     extern __shared__ __align__(128) char dec_smem[];
     __shared__ dec_shared<C> sh;
     int worker = (int)blockIdx.x;
+    cuda_trigger(); /* the next kernel's weights may come in beside this one */
     cuda_wait();
     struct share s = share_find<C::T>(a, worker, (int)gridDim.x, sh.rows);
-    while (s.at < s.end) {
-        tile_load<C::T>(a.c, s.r0, s.n, sh.rows);
-        __syncthreads();
-        tile_span span = tile_measure(sh.rows, s.n, a.c.ancestors != NULL);
-        for (int all = s.heads * s.units; s.skip < all && s.at < s.end;) {
-            piece p = share_piece(s, worker);
-            if (span.lo < span.hi)
-                dec_piece<C>(a, dec_smem, sh, span, s, p);
-            else
-                piece_nothing<C>(a, s.r0, s.n, p.head / a.head_tiles, p.head % a.head_tiles);
-            s.at += p.end - p.begin;
-            s.skip += p.end - p.begin;
+    tile_span span = {};
+    for (bool fresh = true; s.at < s.end;) {
+        piece p = share_piece(s, worker);
+        dec_feed f = dec_start<C>(a, s, p);
+        if (fresh) {
+            tile_load<C::T>(a.c, s.r0, s.n, sh.rows);
+            __syncthreads();
+            span = tile_measure(sh.rows, s.n, a.c.ancestors != NULL);
         }
-        __syncthreads();
-        if (s.at < s.end)
+        if (s.lo < s.hi)
+            dec_piece<C>(a, dec_smem, sh, span, s, p, f);
+        else
+            piece_nothing<C>(a, s.r0, s.n, p.head / a.head_tiles, p.head % a.head_tiles);
+        s.at += s.whole ? 1 : p.end - p.begin;
+        s.skip += p.end - p.begin;
+        fresh = s.skip >= s.heads * s.units;
+        if (fresh && s.at < s.end) {
+            __syncthreads();
             share_next(a, s);
+        }
     }
-    cuda_trigger();
 }
 
 template <class C> static struct mma_kernel dec_entry(void)

@@ -13,7 +13,7 @@ extern "C" {
 template <int N> struct tile_rows {
     uint64_t anc[N];
     int first[N], last[N], row0[N]; /* row0: from here on bits decide; = last without a tree */
-    int pick[5];                    /* what one thread found for all */
+    int pick[6];                    /* what one thread found for all */
     int warp_a[32], warp_b[32];
 };
 

@@ -8,41 +8,54 @@
 
 /* ---- equal shares of all work ---- */
 
-enum { UNIT = 64 }; /* keys of a unit */
+enum {
+    UNIT = 64, /* keys of a unit */
+    SLACK = 6, /* units that whole tiles may take longer: what a merge costs */
+};
 
 /* Where a worker is in its share. The work is a row of units: UNIT keys of a tile of rows and one
  * of `heads` (KV head x head tile). Units lie in the order of tiles, heads, keys, and every worker
- * takes an equal run of them. A tile that sees nothing is one unit a head. */
+ * takes an equal run of them, or, where that takes hardly longer, as many whole tiles as the
+ * others: then nobody has anything to merge. A tile that sees nothing is one unit a head. */
 struct share {
     int heads;
+    bool whole;      /* at, end count tiles, not units */
     int size, more;  /* units of a worker, one more for the first `more` workers */
     int at, end;     /* the next unit, the end of the run */
     int r0, n, slot; /* the tile of rows, their slot */
+    int lo, hi;      /* keys that some row of it may see, none when lo >= hi */
     int units;       /* of the tile for one head */
     int skip;        /* units of the tile, all heads, before `at` */
 };
 
-/* Rows of the tile that begins at r0. */
-static __device__ __forceinline__ int share_rows(const struct mma_args &a, int r0)
+/* Rows of a tile that begins at some row, and keys that they see. */
+struct share_tile {
+    int n, slot, lo, hi;
+};
+
+/* All loads at once: none waits for what another says. */
+static __device__ __forceinline__ share_tile share_look(const struct mma_args &a, int r0)
 {
-    int e = r0 + 1, end = min(a.c.rows, r0 + a.tile_rows);
-    while (e < end && a.c.slot[e] == a.c.slot[r0])
-        e++;
-    return e - r0;
+    int most = min(a.tile_rows, a.c.rows - r0);
+    const int32_t *begin = a.c.ancestors ? a.c.row0 : a.c.first;
+    share_tile t = {0, a.c.slot[r0], INT_MAX, 0};
+    bool same = true;
+#pragma unroll 4
+    for (int i = r0; i < r0 + most; i++) {
+        int f = a.c.first[i], l = a.c.last[i], x = begin[i];
+        same &= a.c.slot[i] == t.slot;
+        t.n += same;
+        if (same && f < l) {
+            t.lo = min(t.lo, min(f, x));
+            t.hi = max(t.hi, l);
+        }
+    }
+    return t;
 }
 
-/* Units of a tile. */
-static __device__ __forceinline__ int share_units(const struct mma_args &a, int r0, int n)
+static __device__ __forceinline__ int share_units(const share_tile &t)
 {
-    int lo = INT_MAX, hi = 0;
-    for (int i = r0; i < r0 + n; i++) {
-        int f = a.c.first[i], l = a.c.last[i];
-        if (f >= l)
-            continue;
-        lo = min(lo, a.c.ancestors ? min(f, a.c.row0[i]) : f);
-        hi = max(hi, l);
-    }
-    return lo < hi ? (hi - 1) / UNIT + 1 - lo / UNIT : 1;
+    return t.lo < t.hi ? (t.hi - 1) / UNIT + 1 - t.lo / UNIT : 1;
 }
 
 /* The first unit of a worker. */
@@ -58,98 +71,128 @@ static __device__ __forceinline__ int share_owner(const struct share &s, int uni
     return unit < bound ? unit / (s.size + 1) : s.more + (unit - bound) / s.size;
 }
 
+static __device__ __forceinline__ void share_set(struct share &s, int r0, const share_tile &t)
+{
+    s.r0 = r0;
+    s.n = t.n;
+    s.slot = t.slot;
+    s.lo = t.lo;
+    s.hi = t.hi;
+    s.units = share_units(t);
+}
+
 /* The share of `worker` of `workers`; at >= end when there is none. Needs all T threads. */
 template <int T, int N>
 static __device__ __forceinline__ struct share share_find(const struct mma_args &a, int worker,
                                                           int workers, tile_rows<N> &s)
 {
+    constexpr int WARPS = T / 32;
+    static_assert(3 * WARPS <= 32, "room for what warps found");
     const int32_t *slot = a.c.slot;
     int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, rows = a.c.rows, rb = a.tile_rows;
     int per = (rows + T - 1) / T, lo = min(tid * per, rows), hi = min(lo + per, rows), start = -1;
-    int slot_lo = lo < hi ? slot[lo] : 0; /* beside the loads below, not after them */
+    share_tile own = {};
+    if (lo < hi) /* beside the search for beginnings, not behind it */
+        own = share_look(a, lo);
+    auto begins = [&](int i) { return i == 0 || slot[i] != slot[i - 1]; };
     if (rb > 1) { /* greatest beginning of a run before this thread's rows */
         for (int i = lo; i < hi; i++)
-            if (i == 0 || slot[i] != slot[i - 1])
+            if (begins(i))
                 start = i;
-        for (int o = 1; o < 32; o <<= 1) {
-            int x = __shfl_up_sync(0xffffffffu, start, o);
-            if (lane >= o)
-                start = max(start, x);
-        }
-        if (lane == 31)
-            s.warp_a[warp] = start;
-        start = __shfl_up_sync(0xffffffffu, start, 1);
+        uint32_t some = __ballot_sync(0xffffffffu, start >= 0), below = some & ((1u << lane) - 1);
+        int top = __shfl_sync(0xffffffffu, start, some ? 31 - __clz(some) : 0);
+        start = __shfl_sync(0xffffffffu, start, below ? 31 - __clz(below) : 0);
         if (lane == 0)
-            start = -1;
+            s.warp_a[warp] = top;
         __syncthreads();
-        for (int w = 0; w < warp; w++)
-            start = max(start, s.warp_a[w]);
+        if (!below) {
+            start = -1;
+            for (int w = 0; w < warp; w++)
+                start = max(start, s.warp_a[w]);
+        }
     }
-    int run = start, sum = 0;
-    for (int i = lo; i < hi; i++) {
-        if (rb > 1 && (i == 0 || slot[i] != slot[i - 1]))
-            run = i;
-        if (rb == 1 || (i - run) % rb == 0)
-            sum += share_units(a, i, share_rows(a, i));
-    }
-    int all = sum;
+    /* tiles that begin in this thread's rows: f(row, tile) until it is true */
+    auto tiles = [&](auto f) {
+        int run = start;
+        for (int i = lo; i < hi; i++) {
+            if (rb > 1 && begins(i))
+                run = i;
+            if ((rb == 1 || (i - run) % rb == 0) && f(i, i == lo ? own : share_look(a, i)))
+                return;
+        }
+    };
+    int units = 0, count = 0, most = 0;
+    tiles([&](int, const share_tile &t) {
+        int u = share_units(t);
+        units += u;
+        most = max(most, u);
+        count++;
+        return false;
+    });
+    int units_to = units, count_to = count;
     for (int o = 1; o < 32; o <<= 1) {
-        int x = __shfl_up_sync(0xffffffffu, all, o);
-        if (lane >= o)
-            all += x;
+        int x = __shfl_up_sync(0xffffffffu, units_to, o);
+        int y = __shfl_up_sync(0xffffffffu, count_to, o);
+        if (lane >= o) {
+            units_to += x;
+            count_to += y;
+        }
     }
-    if (lane == 31)
-        s.warp_b[warp] = all;
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (lane == 31) {
+        s.warp_b[warp] = units_to;
+        s.warp_b[WARPS + warp] = count_to;
+        s.warp_b[2 * WARPS + warp] = most;
+    }
     __syncthreads();
-    int before = all - sum, total = 0;
-    for (int w = 0; w < T / 32; w++) {
-        before += w < warp ? s.warp_b[w] : 0;
-        total += s.warp_b[w];
+    int units_at = units_to - units, count_at = count_to - count, all = 0, all_tiles = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        units_at += w < warp ? s.warp_b[w] : 0;
+        count_at += w < warp ? s.warp_b[WARPS + w] : 0;
+        all += s.warp_b[w];
+        all_tiles += s.warp_b[WARPS + w];
+        most = max(most, s.warp_b[2 * WARPS + w]);
     }
     struct share r = {};
     r.heads = a.c.n_kv * a.head_tiles;
-    total *= r.heads;
-    r.size = total / workers;
-    r.more = total - r.size * workers;
-    r.at = share_begin(r, worker);
-    r.end = min(share_begin(r, worker + 1), total);
+    all *= r.heads;
+    all_tiles *= r.heads;
+    r.size = all / workers;
+    r.more = all - r.size * workers;
+    int each = (all_tiles + workers - 1) / workers;
+    r.whole = each * most <= r.size + SLACK;
+    r.at = r.whole ? worker * each : share_begin(r, worker);
+    r.end = r.whole ? min(r.at + each, all_tiles) : min(share_begin(r, worker + 1), all);
     if (r.at >= r.end)
         return r;
-    if (before * r.heads <= r.at && r.at < (before + sum) * r.heads) {
-        run = start;
-        for (int i = lo; i < hi; i++) {
-            if (rb > 1 && (i == 0 || slot[i] != slot[i - 1]))
-                run = i;
-            if (rb > 1 && (i - run) % rb != 0)
-                continue;
-            int n = share_rows(a, i), u = share_units(a, i, n);
-            if (r.at < (before + u) * r.heads) {
-                s.pick[0] = i;
-                s.pick[1] = n;
-                s.pick[2] = u;
-                s.pick[3] = r.at - before * r.heads;
-                s.pick[4] = i == lo ? slot_lo : slot[i];
-                break;
+    int at = (r.whole ? count_at : units_at) * r.heads;
+    if (at <= r.at && r.at < at + (r.whole ? count : units) * r.heads)
+        tiles([&](int i, const share_tile &t) {
+            int u = share_units(t), next = at + (r.whole ? 1 : u) * r.heads;
+            if (r.at >= next) {
+                at = next;
+                return false;
             }
-            before += u;
-        }
-    }
+            s.pick[0] = i;
+            s.pick[1] = t.n;
+            s.pick[2] = t.slot;
+            s.pick[3] = t.lo;
+            s.pick[4] = t.hi;
+            s.pick[5] = (r.at - at) * (r.whole ? u : 1);
+            return true;
+        });
     __syncthreads();
-    r.r0 = s.pick[0];
-    r.n = s.pick[1];
-    r.units = s.pick[2];
-    r.skip = s.pick[3];
-    r.slot = s.pick[4];
+    share_set(r, s.pick[0], {s.pick[1], s.pick[2], s.pick[3], s.pick[4]});
+    r.skip = s.pick[5];
     return r;
 }
 
 /* On to the next tile of rows. */
 static __device__ __forceinline__ void share_next(const struct mma_args &a, struct share &s)
 {
-    s.r0 += s.n;
-    s.n = share_rows(a, s.r0);
-    s.slot = a.c.slot[s.r0];
-    s.units = share_units(a, s.r0, s.n);
+    int r0 = s.r0 + s.n;
+    share_set(s, r0, share_look(a, r0));
     s.skip = 0;
 }
 
@@ -166,7 +209,7 @@ static __device__ __forceinline__ piece share_piece(const struct share &s, int w
     piece p = {};
     p.head = s.skip / s.units;
     p.begin = s.skip - p.head * s.units;
-    p.end = min(s.units, p.begin + s.end - s.at);
+    p.end = s.whole ? s.units : min(s.units, p.begin + s.end - s.at);
     p.parts = 1;
     if (p.end - p.begin == s.units)
         return p;

@@ -213,15 +213,15 @@ END_TEST
 
 /* ---- bf16 and fp8 caches, cases from capabilities ---- */
 
-enum { REQ = 6, ROWS = 460, POS = 4224, CPU_PAGE = 16, NOWHERE = 1 << 28 };
+enum { REQ = 6, CROWD = 16, ROWS = 460, POS = 4224, CPU_PAGE = 16, NOWHERE = 1 << 28 };
 
 struct ragged {
     enum attn_mask mask;
     enum role role;
-    int rows, qlen;
+    int reqs, rows, qlen; /* of the plan: requests, rows in all, of one */
     int32_t slot[ROWS], first[ROWS], last[ROWS], row0[ROWS];
     uint64_t anc[ROWS];
-    int len[REQ + 1]; /* positions of a slot's cache that exist */
+    int len[CROWD + 1]; /* positions of a slot's cache that exist */
 };
 
 static bool sees_ragged(const struct ragged *w, int r, int p)
@@ -247,7 +247,7 @@ static void ragged_make(struct ragged *w, struct rng *g, enum role role, enum at
 {
     static const int keys[REQ] = {0, 15, 16, 17, 500, 4000};
     int turn = (int)rng_below(g, REQ);
-    *w = (struct ragged){.mask = mask, .role = role, .qlen = qlen};
+    *w = (struct ragged){.mask = mask, .role = role, .reqs = REQ + 1, .qlen = qlen};
     for (int i = 0; i < REQ; i++) {
         int s = 1 + (i + turn) % REQ, base = keys[s - 1] % (twin_small() ? 900 : POS);
         int n = i == 0 ? qlen : 1 + (int)rng_below(g, (uint64_t)qlen);
@@ -275,11 +275,27 @@ static void ragged_make(struct ragged *w, struct rng *g, enum role role, enum at
     ck_assert_int_le(w->rows, ROWS);
 }
 
+/* `reqs` requests of `qlen` rows over about `keys` keys, one of them over `longest`. */
+static void crowd_make(struct ragged *w, struct rng *g, int reqs, int qlen, int keys, int longest)
+{
+    *w = (struct ragged){.mask = MASK_RANGE, .role = TGT_VERIFY, .reqs = reqs, .qlen = qlen};
+    for (int i = 0; i < reqs; i++) {
+        int base = (i == reqs / 2 ? longest : keys) - (int)rng_below(g, 80);
+        w->len[i + 1] = base + qlen;
+        for (int j = 0; j < qlen; j++) {
+            int r = w->rows++;
+            w->slot[r] = i + 1;
+            w->row0[r] = base;
+            w->last[r] = base + j + 1;
+        }
+    }
+}
+
 /* The same cache twice: fp32 pages of 16 in order, the other type's pages of another size shuffled.
  */
 struct pools {
     float *cpu;
-    int32_t *cpu_table, *gpu_table; /* [REQ + 1][pages] */
+    int32_t *cpu_table, *gpu_table; /* [CROWD + 1][pages] */
     void *gpu;
 };
 
@@ -289,7 +305,7 @@ static struct pools pools_make(struct twins *t, const struct ragged *w, int page
 {
     struct pools o;
     struct err e = {0};
-    int n = REQ + 1, cp = POS / CPU_PAGE, gp = POS / page, used = 0;
+    int n = CROWD + 1, cp = POS / CPU_PAGE, gp = POS / page, used = 0;
     for (int s = 1; s < n; s++)
         used += (w->len[s] + page - 1) / page;
     o.cpu_table = mem_alloc((size_t)(n * cp) * sizeof *o.cpu_table);
@@ -418,7 +434,7 @@ static void check_cache(const struct cache_case *k, const struct ragged *w, stru
     struct twin *s = twin_ints(t, w->slot, ROWS), *f = twin_ints(t, w->first, ROWS);
     struct twin *l = twin_ints(t, w->last, ROWS), *r0 = twin_ints(t, w->row0, ROWS);
     struct twin *anc = twin_new(t, sizeof w->anc);
-    struct twin *kt = twin_ints(t, pk.gpu_table, (size_t)((REQ + 1) * (POS / k->page)));
+    struct twin *kt = twin_ints(t, pk.gpu_table, (size_t)((CROWD + 1) * (POS / k->page)));
     memcpy(anc->p[SIDE_CPU], w->anc, sizeof w->anc);
     twin_push(t, anc);
     struct attn_need need = {.role = w->role,
@@ -435,7 +451,7 @@ static void check_cache(const struct cache_case *k, const struct ragged *w, stru
                              .lse_out = true,
                              .sinks = k->variant == 1,
                              .soft_cap = k->variant == 2};
-    struct graph_dims dims = {REQ + 1, REQ + 1, w->rows, w->qlen, POS / CPU_PAGE, w->role};
+    struct graph_dims dims = {w->reqs, CROWD + 1, w->rows, w->qlen, POS / CPU_PAGE, w->role};
     struct attn_call x = call_of(k, w);
     const struct attn_backend *ref = NULL;
     struct attn *a = NULL;
@@ -615,6 +631,19 @@ static void check_caches(enum dtype kv_type, int index)
                     check_cache(&k, w, &t);
                 }
             }
+        /* plans of whole tiles, of equal shares and of splits, each over what it is for */
+        static const int crowds[][5] = {
+            {8, 16, 1, 1024, 1024}, {8, 16, 1, 100, 4000}, {8, 16, 6, 1024, 1024},
+            {8, 4, 1, 1024, 1500},  {4, 1, 1, 1024, 1024},
+        };
+        for (size_t i = 0; dims.qk == 128 && !small && i < ARRAY_LEN(crowds); i++) {
+            const int *c = crowds[i];
+            struct cache_case k = {.b = b, .page = 16, .heads = 32, .kv = c[0]};
+            k.dims = dims;
+            k.kv_type = kv_type;
+            crowd_make(w, &t.rng, c[1], c[2], c[3], c[4]);
+            check_cache(&k, w, &t);
+        }
     }
     mem_free(w);
     twins_close(&t);
