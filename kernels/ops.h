@@ -141,6 +141,13 @@ struct op_qkv_place {
     float eps, k_scale, v_scale;
 };
 
+/* op_proj of q, k and v (n = 3: out are q, k and v of `place`), then op_qkv_place: k and v are
+ * undefined afterwards. */
+struct op_qkv {
+    struct op_proj proj;
+    struct op_qkv_place place;
+};
+
 /* Queries and the latent row of MLA after their products. kv[r] = [latent | k_pe]: where wslot[r]
  * >= 0, cache[wslot[r]] = [rmsnorm(latent) | rotated k_pe]; kv is undefined afterwards. The first
  * `rope` elements of head h at q + r*ldq + h*q_stride are rotated into q_out + r*ldo +
@@ -619,7 +626,7 @@ struct op_spec_note {
 /* clang-format off */
 #define OP_LIST(X)                                                                                 \
     X(embed)                                                                                       \
-    X(rmsnorm) X(matmul) X(proj) X(mlp) X(matmul_heads) X(rope) X(kv_write) X(qkv_place) X(mla_place) X(silu_mul) X(add) X(gather)          \
+    X(rmsnorm) X(matmul) X(proj) X(mlp) X(matmul_heads) X(rope) X(kv_write) X(qkv_place) X(qkv) X(mla_place) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
             X(score) X(accept) X(reject) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick)               \
                 X(draft_build) X(draft_ngram) X(spec_note) X(stamp)

@@ -392,7 +392,8 @@ int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, 
     return OK;
 }
 
-int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out *p, int n)
+struct op_proj proj_op(const struct on *o, const struct rows_in *in, const struct proj_out *p,
+                       int n)
 {
     struct op_proj a = {
         .x = in->x, .y = in->y, .rows = o->rows, .n = n, .ldx = p[0].w->k, .eps = in->eps};
@@ -405,6 +406,12 @@ int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out
         a.out[i] = p[i].out;
         a.ldo[i] = p[i].w->n;
     }
+    return a;
+}
+
+int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out *p, int n)
+{
+    struct op_proj a = proj_op(o, in, p, n);
     return o->op->proj(o->d, &a);
 }
 

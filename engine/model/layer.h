@@ -121,7 +121,9 @@ struct proj_out { /* out[R, w.n] = rows w^T + bias */
     float *out;
     const struct weight *w, *bias; /* bias NULL: none */
 };
-/* `n` (at most 3) products of the same rows. */
+/* `n` (at most 3) products of the same rows: as an operation, and run. */
+struct op_proj proj_op(const struct on *o, const struct rows_in *in, const struct proj_out *p,
+                       int n);
 int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out *p, int n);
 /* Attention by the backend of `u`. */
 int run_attention(const struct on *o, const struct attn_use *u, const struct attn_call *c,

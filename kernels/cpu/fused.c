@@ -128,6 +128,13 @@ int cpu_do_qkv_place(struct dev *d, const struct op_qkv_place *a)
     return cpu_do_kv_write(d, &w);
 }
 
+int cpu_do_qkv(struct dev *d, const struct op_qkv *a)
+{
+    CHECK(a->proj.n == 3);
+    TRY(cpu_do_proj(d, &a->proj));
+    return cpu_do_qkv_place(d, &a->place);
+}
+
 int cpu_do_mla_place(struct dev *d, const struct op_mla_place *a)
 {
     struct op_rmsnorm n = {.out = a->kv,

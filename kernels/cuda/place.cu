@@ -2,22 +2,9 @@
  * writes, in one launch each. A warp works on one head of one row (grid: rows x groups of heads),
  * every element of which is read and written once; bound by the launch at few rows and by
  * bandwidth (4 bytes read, 4, 2 or 1 written an element) at many. */
-#include "kernels/cuda/vec.cuh"
+#include "kernels/cuda/place.cuh"
 
 enum { WARPS = 4 };
-
-/* (lo, hi) is a pair of each of V frequencies. */
-template <int V>
-static __device__ __forceinline__ void turn(vec<V> &lo, vec<V> &hi, const vec<V> &c,
-                                            const vec<V> &s)
-{
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        float u = lo.v[i], v = hi.v[i];
-        lo.v[i] = u * c.v[i] - v * s.v[i];
-        hi.v[i] = v * c.v[i] + u * s.v[i];
-    }
-}
 
 /* Grid (R, ceil((n_head + 2 n_kv) / WARPS)). A lane holds V elements of the lower and of the upper
  * half of the head, IT times. */
@@ -44,14 +31,13 @@ __global__ void __launch_bounds__(WARPS * 32) qkv_kernel(struct op_qkv_place a)
     cuda_wait();
     if (head >= a.n_head + 2 * a.n_kv)
         return;
-    int64_t slot = a.wslot[r];
-    if (!is_q && slot < 0)
+    struct place_row row = place_row(a, r);
+    if (!is_q && row.slot < 0)
         return;
     float *x = is_q   ? a.q + r * a.ldq + (int64_t)h * a.hd
                : is_v ? (float *)a.v + r * a.ldv + (int64_t)h * a.hd
                       : a.k + r * a.ldk + (int64_t)h * a.hd;
-    int64_t pos = a.pos[r];
-    bool turned = !is_v && pos >= 0 && pos < a.pos_max;
+    bool turned = !is_v && row.at >= 0;
     vec<V> lo[IT], hi[IT], c[IT], s[IT];
     float sum = 0;
 #pragma unroll
@@ -62,36 +48,29 @@ __global__ void __launch_bounds__(WARPS * 32) qkv_kernel(struct op_qkv_place a)
         lo[t] = vec_load<V>(x + i);
         hi[t] = vec_load<V>(x + half + i);
         if (turned) {
-            c[t] = vec_load<V>(a.cos + pos * half + i);
-            s[t] = vec_load<V>(a.sin + pos * half + i);
+            c[t] = vec_load<V>(a.cos + row.at + i);
+            s[t] = vec_load<V>(a.sin + row.at + i);
         }
-        sum += vec_sumsq<V>(lo[t]) + vec_sumsq<V>(hi[t]);
+        sum = __fadd_rn(sum, __fadd_rn(vec_sumsq<V>(lo[t]), vec_sumsq<V>(hi[t])));
     }
     bool normed = norm.p && !is_v;
-    float scale = normed ? rsqrtf(cuda_warp_sum(sum) / (float)a.hd + a.eps) : 1.0f;
-    void *cache = is_v ? a.v_cache : a.k_cache;
-    float inv = 1 / (is_v ? a.v_scale : a.k_scale); /* fp8 only */
-    int64_t to = slot * a.n_kv * a.hd + (int64_t)h * a.hd;
+    if (normed)
+        sum = cuda_warp_sum(sum);
 #pragma unroll
     for (int t = 0; t < IT; t++) {
         int i = (t * 32 + lane) * V;
         if (i >= half)
             continue;
-        if (normed) {
-#pragma unroll
-            for (int k = 0; k < V; k++) {
-                lo[t].v[k] *= scale * wl[t].v[k];
-                hi[t].v[k] *= scale * wh[t].v[k];
-            }
-        }
+        if (normed)
+            place_norm<V>(a, lo[t], hi[t], sum, wl[t], wh[t]);
         if (turned)
-            turn<V>(lo[t], hi[t], c[t], s[t]);
+            place_turn<V>(lo[t], hi[t], c[t], s[t]);
         if (is_q) {
             vec_store<V>(x + i, lo[t]);
             vec_store<V>(x + half + i, hi[t]);
         } else {
-            vec_put<V>(cache, a.dt, to + i, lo[t], inv);
-            vec_put<V>(cache, a.dt, to + half + i, hi[t], inv);
+            place_put<V>(a, is_v, row.slot, h * a.hd + i, lo[t]);
+            place_put<V>(a, is_v, row.slot, h * a.hd + half + i, hi[t]);
         }
     }
 }
@@ -109,6 +88,8 @@ extern "C" int cuda_do_qkv_place(struct dev *d, const struct op_qkv_place *op)
                 cuda_aligned(a.k_norm.p) && cuda_aligned(a.k_cache) && cuda_aligned(a.v_cache);
     if (!even)
         return cuda_launch(d, qkv_kernel<1, 16>, grid, WARPS * 32, 0, a);
+    if (a.hd == 128 && cuda_width(a.ldq | a.ldk | a.ldv) == 4 && a.q_norm.p) /* as wide.cuh adds */
+        return cuda_launch(d, qkv_kernel<4, 1>, grid, WARPS * 32, 0, a);
     if (a.hd <= 128)
         return cuda_launch(d, qkv_kernel<2, 1>, grid, WARPS * 32, 0, a);
     if (a.hd <= 256)
@@ -154,7 +135,8 @@ template <int V> static __device__ void latent_row(const struct op_mla_place &a,
         int lo = a.lora + pair_lo(a.interleaved, i), hi = a.lora + pair_hi(a.interleaved, i, half);
         vec<1> u = vec_load<1>(x + lo), v = vec_load<1>(x + hi);
         if (turned)
-            turn<1>(u, v, vec_load<1>(a.cos + pos * half + i), vec_load<1>(a.sin + pos * half + i));
+            place_turn<1>(u, v, vec_load<1>(a.cos + pos * half + i),
+                          vec_load<1>(a.sin + pos * half + i));
         vec_put<1>(a.cache, a.dt, to + lo, u, inv);
         vec_put<1>(a.cache, a.dt, to + hi, v, inv);
     }
@@ -183,7 +165,8 @@ template <int V> __global__ void __launch_bounds__(WARPS * 32) mla_kernel(struct
         int lo = pair_lo(a.interleaved, i), hi = pair_hi(a.interleaved, i, half);
         vec<1> u = vec_load<1>(x + lo), v = vec_load<1>(x + hi);
         if (turned)
-            turn<1>(u, v, vec_load<1>(a.cos + pos * half + i), vec_load<1>(a.sin + pos * half + i));
+            place_turn<1>(u, v, vec_load<1>(a.cos + pos * half + i),
+                          vec_load<1>(a.sin + pos * half + i));
         out[lo] = u.v[0];
         out[hi] = v.v[0];
     }

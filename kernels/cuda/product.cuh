@@ -16,6 +16,8 @@ static inline int64_t cuda_min(int64_t a, int64_t b)
 
 /* small.cu: n weights of one launch, all of the same K, are small. */
 bool small_fits(const struct weight *w, int n, const float *x, int64_t ldx);
+/* What small_run does with stream.cuh. */
+bool small_streams(const struct dev *d, const struct stream_args *a);
 /* The product by stream.cuh up to STREAM_SPLIT_MAX rows where it can, else by small.cu. */
 int small_run(struct dev *d, const struct stream_args *a);
 

@@ -1,4 +1,4 @@
-/* Grouped products of the same rows (op_proj) and the gated MLP (op_mlp).
+/* Grouped products of the same rows (op_proj, op_qkv) and the gated MLP (op_mlp).
  *  - small weights (small.cu): one launch for all products of the rows; one for gate and up with
  *    SiLU and the product in its epilogue, one for down; the norm inside, nothing rounded;
  *  - 9 to 112 rows of fp8 (up to 64) or large weights on sm_90a: the norm writes bf16, then
@@ -10,6 +10,10 @@
  *    bf16 (in the memory of g and u) and their product goes to down as it is;
  *  - anything else: the single operations. */
 #include "kernels/cuda/product.cuh"
+
+extern "C" {
+#include "engine/base/check.h"
+}
 
 enum { NORM_THREADS = 256 }; /* fits beside two blocks of most products */
 
@@ -161,7 +165,9 @@ static bool pair(struct gemm *g, const struct weight *w0, const struct weight *w
     return true;
 }
 
-extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
+/* `place`: q, k and v are to go to their places (op_qkv_place), NULL: no. *placed: they did. */
+static int proj(struct dev *d, const struct op_proj *op, const struct op_qkv_place *place,
+                bool *placed)
 {
     struct op_proj a = *op;
     struct stream_args s = {};
@@ -189,11 +195,18 @@ extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
         p.x = xb;
         p.rows = a.rows;
         p.n = a.n;
+        *placed = place && wide_places(d, &p, place);
+        p.place = *placed ? place : NULL;
         return wide_run(d, &p);
     }
     bool small = small_fits(a.w, a.n, a.x, a.ldx), narrow = !small && a.rows > STREAM_SPLIT_MAX;
     if (small || stream) {
         TRY(stream_rows(d, &s, narrow, a.x, a.ldx, a.rows, k, &a.norm, &op->norm, a.eps, a.y));
+        if (place && !place->q_norm.p && !place->k_norm.p && stream_places(&s, place, a.w[0].dt) &&
+            (!small || small_streams(d, &s))) {
+            s.placed = *placed = true;
+            s.place = *place;
+        }
         return small ? small_run(d, &s) : stream_run(d, &s, a.w[0].dt);
     }
     for (int64_t r0 = 0; lt && r0 < a.rows; r0 += half) {
@@ -233,6 +246,25 @@ extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
         TRY(product_run(d, &m));
     }
     return OK;
+}
+
+extern "C" int cuda_do_proj(struct dev *d, const struct op_proj *op)
+{
+    bool placed = false;
+    return proj(d, op, NULL, &placed);
+}
+
+/* In one launch where wide.cu takes the products, or the streaming kernel and heads have no norm.
+ */
+extern "C" int cuda_do_qkv(struct dev *d, const struct op_qkv *op)
+{
+    struct op_qkv_place place = op->place;
+    bool placed = false;
+    CHECK(op->proj.n == 3);
+    place.q_norm = cuda_weight_dev(d, op->place.q_norm);
+    place.k_norm = cuda_weight_dev(d, op->place.k_norm);
+    TRY(proj(d, &op->proj, &place, &placed));
+    return placed ? OK : cuda_do_qkv_place(d, &op->place);
 }
 
 /* ---- gated MLP ---- */

@@ -192,9 +192,14 @@ bool small_fits(const struct weight *w, int n, const float *x, int64_t ldx)
            ((uintptr_t)x & 15) == 0;
 }
 
+bool small_streams(const struct dev *d, const struct stream_args *a)
+{
+    return a->rows <= STREAM_SPLIT_MAX && d->stream_rows && a->k % 32 == 0;
+}
+
 int small_run(struct dev *d, const struct stream_args *a)
 {
-    if (a->rows <= STREAM_SPLIT_MAX && d->stream_rows && a->k % 32 == 0)
+    if (small_streams(d, a))
         return stream_run(d, a, DT_BF16);
     int chunks = (a->k + CHUNK - 1) / CHUNK;
     size_t smem = (size_t)(chunks < DEPTH ? chunks : DEPTH) * BYTES;

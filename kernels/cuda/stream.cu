@@ -30,6 +30,12 @@ bool stream_fits(const struct weight *w, const float *x, int64_t ldx)
            (((uintptr_t)x | (uintptr_t)w->p) & 15) == 0;
 }
 
+/* fp8: a head lies in one block of scales. */
+bool stream_places(const struct stream_args *a, const struct op_qkv_place *p, enum dtype dt)
+{
+    return a->n_part == 3 && p->hd % 16 == 0 && (dt == DT_BF16 || 128 % p->hd == 0);
+}
+
 int stream_run(struct dev *d, const struct stream_args *a, enum dtype dt)
 {
     return dt == DT_F8E4M3 ? stream_fp8(d, a) : stream_bf16(d, a);
@@ -39,6 +45,10 @@ int stream_run(struct dev *d, const struct stream_args *a, enum dtype dt)
  * deep one, and two tiles at a time beat one or four. */
 int stream_bf16(struct dev *d, const struct stream_args *a)
 {
+    if (a->placed)
+        return a->narrow ? stream_launch<2, 2, 2, 2, 16, 1, X_BF16, false, true>(d, a)
+               : a->norm ? stream_launch<2, 1, 2, 2, 16, 1, X_NORM, false, true>(d, a)
+                         : stream_launch<2, 1, 2, 2, 16, 1, X_F32, false, true>(d, a);
     if (a->narrow)
         return stream_launch<2, 2, 2, 2, 16, 1, X_BF16, false>(d, a);
     CHECK(a->rows <= 8);

@@ -15,6 +15,7 @@
 #include "kernels/cuda/async.cuh"
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/place.cuh"
 
 enum { STREAM_PARTS = 3 };
 enum stream_x { X_F32, X_NORM, X_BF16 }; /* rows: as they are, normalised on the way, bf16 */
@@ -41,6 +42,10 @@ struct stream_args {
     bool accumulate;
     bool silu;        /* part 0 gate, part 1 up: part 0's out = silu(gate) * up; tiles alternate */
     bool silu_narrow; /* and that out is bf16 */
+    /* The parts are q, k and v, which go to their places (op_qkv_place without norms). A tile of q
+     * or k is 8 elements of a head and their partners half a head on. */
+    bool placed;
+    struct op_qkv_place place;
 };
 
 static __device__ __forceinline__ void stream_tile(const struct stream_args &a, int t, int *part,
@@ -56,6 +61,20 @@ static __device__ __forceinline__ void stream_tile(const struct stream_args &a, 
         p++;
     *part = p;
     *row0 = (t - a.part[p].tile0) * 16;
+}
+
+/* The tile's rows: row0 … row0 + 8 and row1 … row1 + 8. */
+template <bool PLACE>
+static __device__ __forceinline__ void stream_tile_rows(const struct stream_args &a, int t,
+                                                        int *part, int *row0, int *row1)
+{
+    stream_tile(a, t, part, row0);
+    *row1 = *row0 + 8;
+    if (PLACE && *part < 2) {
+        int in = *row0 % a.place.hd;
+        *row0 -= in / 2;
+        *row1 = *row0 + a.place.hd / 2;
+    }
 }
 
 /* What follows is rounded step by step, so that small.cu gets the same bits: no contraction. */
@@ -92,6 +111,22 @@ static __device__ __forceinline__ float stream_gated(float gate, float up)
     return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1, expf(-gate))), up);
 }
 
+/* Element n of row r of q, k or v goes to its place; `partner` is that half a head away. */
+static __device__ __forceinline__ void stream_place(const struct stream_args &a,
+                                                    const struct stream_part *w, int r, int n,
+                                                    bool upper, const struct place_row &row,
+                                                    float s, float partner, const vec<1> &c1,
+                                                    const vec<1> &s1)
+{
+    vec<1> lo = {upper ? partner : s}, hi = {upper ? s : partner};
+    if (w < a.part + 2 && row.at >= 0)
+        place_turn<1>(lo, hi, c1, s1);
+    if (w == a.part)
+        w->out[r * w->ldo + n] = upper ? hi.v[0] : lo.v[0];
+    else
+        place_put<1>(a.place, w == a.part + 2, row.slot, n, upper ? hi : lo);
+}
+
 /* Bytes of shared memory: ring, partial sums, sums of squares, norm weights. */
 template <int MT, int NT, int SUB, int D, int WARPS> constexpr size_t stream_smem(int norm_k)
 {
@@ -100,7 +135,7 @@ template <int MT, int NT, int SUB, int D, int WARPS> constexpr size_t stream_sme
 }
 
 /* grid: blocks that share the tiles evenly; WARPS * 32 threads. */
-template <int MT, int NT, int SUB, int D, int WARPS, int PER_SM, int X, bool FP8>
+template <int MT, int NT, int SUB, int D, int WARPS, int PER_SM, int X, bool FP8, bool PLACE>
 __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     stream_kernel(const __grid_constant__ struct stream_args a)
 {
@@ -129,14 +164,14 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     auto set_rows = [&](int pass) {
 #pragma unroll
         for (int m = 0; m < MT; m++) {
-            int t = t0 + pass * MT + m, part, r;
+            int t = t0 + pass * MT + m, part, r0, r1;
             row[m][0] = row[m][1] = NULL;
             if (t >= t1)
                 continue;
-            stream_tile(a, t, &part, &r);
+            stream_tile_rows<PLACE>(a, t, &part, &r0, &r1);
             const char *w = a.part[part].w + q * 16;
-            row[m][0] = w + min(r + g, a.part[part].n - 1) * row_bytes;
-            row[m][1] = w + min(r + g + 8, a.part[part].n - 1) * row_bytes;
+            row[m][0] = w + min(r0 + g, a.part[part].n - 1) * row_bytes;
+            row[m][1] = w + min(r1 + g, a.part[part].n - 1) * row_bytes;
         }
     };
     uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
@@ -170,6 +205,9 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     for (int i = 0; i < D; i++)
         ask(i);
     cuda_wait();
+    struct place_row mine = {}; /* of the thread's row */
+    if (PLACE && (int)threadIdx.x / (MT * 16) < a.rows)
+        mine = place_row(a.place, threadIdx.x / (MT * 16));
 
     /* few rows come near in one go, or each chunk would wait for its own */
     bool near = (int64_t)a.rows * a.k <= WARPS * 32 * 32 && a.ldx == a.k && X != X_BF16;
@@ -223,19 +261,30 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
      * part; NULL: nothing. */
     auto place = [&](int pass, int e, int *r, int *col, int *n) -> const struct stream_part *
     {
-        int i = threadIdx.x + e * WARPS * 32, part;
+        int i = threadIdx.x + e * WARPS * 32, part, r1;
         *r = i / (MT * 16);
         *col = i % (MT * 16);
         int t = t0 + pass * MT + *col / 16;
         if (*r >= a.rows || *r >= TOK || t >= t1 || (a.silu && (*col & 16)))
             return NULL;
-        stream_tile(a, t, &part, n);
-        *n += *col % 16;
+        stream_tile_rows<PLACE>(a, t, &part, n, &r1);
+        *n = (*col & 8 ? r1 : *n) + *col % 8;
         return *n < a.part[part].n ? &a.part[part] : NULL;
     };
     int slot = 0;
     for (int p = 0; p < passes; p++) {
         float acc[MT][NT][4] = {}, before[EACH];
+        vec<1> c1 = {}, s1 = {}; /* the angle of the thread's element */
+        if (PLACE) {
+            static_assert(!PLACE || EACH == 1, "a thread has one row");
+            int r, col, n;
+            const struct stream_part *w = place(p, 0, &r, &col, &n);
+            if (w && w < a.part + 2 && mine.at >= 0) {
+                n = n % a.place.hd % (a.place.hd / 2);
+                c1 = vec_load<1>(a.place.cos + mine.at + n);
+                s1 = vec_load<1>(a.place.sin + mine.at + n);
+            }
+        }
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             int r, col, n;
@@ -360,18 +409,25 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
         for (int e = 0; e < EACH; e++) {
             int r, col, n;
             const struct stream_part *w = place(p, e, &r, &col, &n);
-            if (!w)
+            if (!PLACE && !w)
                 continue;
             float s = 0, up = 0, scale = 1;
-            for (int j = 0; j < WARPS; j++)
+            for (int j = 0; j < WARPS && w; j++)
                 s += sums[(j * TOK + r) * COL + col];
             if (NORM) {
                 float m = 0;
-                for (int j = 0; j < WARPS; j++)
+                for (int j = 0; j < WARPS && w; j++)
                     m += squares[j * TOK + r];
                 scale = stream_scale(a, m);
             }
-            s = stream_value(*w, n, s, scale, before[e]);
+            if (!PLACE || w)
+                s = stream_value(*w, n, s, scale, before[e]);
+            if (PLACE) {
+                float partner = __shfl_xor_sync(0xffffffffu, s, 8);
+                if (w)
+                    stream_place(a, w, r, n, col & 8, mine, s, partner, c1, s1);
+                continue;
+            }
             if (a.silu) {
                 for (int j = 0; j < WARPS; j++)
                     up += sums[(j * TOK + r) * COL + col + 16];
@@ -385,10 +441,11 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     }
 }
 
-template <int MT, int NT, int SUB, int D, int WARPS, int PER_SM, int X, bool FP8>
+template <int MT, int NT, int SUB, int D, int WARPS, int PER_SM, int X, bool FP8,
+          bool PLACE = false>
 static int stream_launch(struct dev *d, const struct stream_args *a)
 {
-    auto kernel = stream_kernel<MT, NT, SUB, D, WARPS, PER_SM, X, FP8>;
+    auto kernel = stream_kernel<MT, NT, SUB, D, WARPS, PER_SM, X, FP8, PLACE>;
     size_t smem = stream_smem<MT, NT, SUB, D, WARPS>(X == X_NORM ? a->k : 0);
     static size_t allowed = 48 * 1024;
     if (smem > allowed) {
@@ -407,6 +464,8 @@ void stream_add(struct stream_args *a, const struct weight *w, const struct weig
                 float *out, int64_t ldo);
 /* The kernel takes such a weight and such rows. */
 bool stream_fits(const struct weight *w, const float *x, int64_t ldx);
+/* q, k and v of `a` can be placed by the launch that computes them. */
+bool stream_places(const struct stream_args *a, const struct op_qkv_place *p, enum dtype dt);
 /* At most 16 rows, more than 8 as bf16 (`narrow`). */
 int stream_run(struct dev *d, const struct stream_args *a, enum dtype dt);
 int stream_bf16(struct dev *d, const struct stream_args *a);

@@ -114,7 +114,7 @@ template <int V> static __device__ __forceinline__ float vec_sumsq(const vec<V> 
     float s = 0;
 #pragma unroll
     for (int i = 0; i < V; i++)
-        s += x.v[i] * x.v[i];
+        s = __fmaf_rn(x.v[i], x.v[i], s);
     return s;
 }
 

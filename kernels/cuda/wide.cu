@@ -83,6 +83,17 @@ static void choose(const struct dev *d, struct wide_args *a, bool fp8)
         tiles_of(a, 2, fill);
 }
 
+static void set_sizes(const struct dev *d, struct wide_args *a, const struct wide *p)
+{
+    bool fp8 = p->w[0].dt == DT_F8E4M3;
+    a->chunks = (int)cuda_div_up(p->w[0].k, fp8 ? 128 : 64);
+    for (int i = 0; i < p->n; i++) {
+        a->w[i].unit0 = a->units;
+        a->units += (int)cuda_div_up(p->w[i].n, WIDE_UNIT);
+    }
+    choose(d, a, fp8);
+}
+
 template <int N, bool FP8> static int launch(struct dev *d, struct wide_args *a)
 {
     auto kernel = wide_kernel<N, FP8>;
@@ -134,6 +145,21 @@ template <bool FP8> static int launch_rows(struct dev *d, struct wide_args *a, i
     return E_DEVICE;
 }
 
+/* A head with a norm is a tile: sixteen lanes have what a row has of it. */
+bool wide_places(const struct dev *d, const struct wide *p, const struct op_qkv_place *place)
+{
+    const struct op_qkv_place &o = *place;
+    if (o.hd % (2 * WIDE_UNIT) || o.ldq % 4 || !cuda_aligned(o.q) || !cuda_aligned(o.cos) ||
+        !cuda_aligned(o.sin) || !cuda_aligned(o.k_cache) || !cuda_aligned(o.v_cache))
+        return false;
+    if (!o.q_norm.p && !o.k_norm.p)
+        return true;
+    struct wide_args a = {};
+    set_sizes(d, &a, p);
+    return o.q_norm.p && o.k_norm.p && cuda_aligned(o.q_norm.p) && cuda_aligned(o.k_norm.p) &&
+           o.hd == 128 && o.ldk % 4 == 0 && o.ldv % 4 == 0 && o.hd == a.tile * WIDE_UNIT;
+}
+
 int wide_run(struct dev *d, const struct wide *p)
 {
     struct wide_args a = {};
@@ -144,10 +170,13 @@ int wide_run(struct dev *d, const struct wide *p)
     int64_t k = p->w[0].k;
     a.rows = p->rows;
     a.n_w = p->n;
-    a.chunks = (int)cuda_div_up(k, fp8 ? 128 : 64);
+    set_sizes(d, &a, p);
     a.accumulate = p->accumulate;
     a.silu = p->silu;
     a.pairs = p->pairs;
+    a.placed = p->place != NULL;
+    if (a.placed)
+        a.place = *p->place;
     bool ok = true;
     for (int i = 0; i < p->n; i++) {
         struct wide_weight *w = &a.w[i];
@@ -159,11 +188,8 @@ int wide_run(struct dev *d, const struct wide *p)
         w->bias = p->bias[i].p;
         w->bias_dt = p->bias[i].dt;
         w->n = (int)p->w[i].n;
-        w->unit0 = a.units;
         w->vec = w->n % 4 == 0 && w->ldo % 4 == 0 && ((uintptr_t)w->out & 15) == 0;
-        a.units += (int)cuda_div_up(p->w[i].n, WIDE_UNIT);
     }
-    choose(d, &a, fp8);
     if (!ok || !map_rows(&a.x, DT_BF16, p->x, p->rows, k, n))
         return E_DEVICE;
     return fp8 ? launch_rows<true>(d, &a, n) : launch_rows<false>(d, &a, n);

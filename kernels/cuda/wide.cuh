@@ -17,6 +17,7 @@
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/place.cuh"
 #include "kernels/cuda/warpgroup.cuh"
 #include "kernels/cuda/wide.h"
 
@@ -52,6 +53,10 @@ struct wide_args {
     bool accumulate;
     bool silu;  /* w[0] gate, w[1] up, units in turn: w[0].out = bf16(silu(gate) * up) */
     bool pairs; /* and that in pairs (put_bf16) */
+    /* w are q, k and v, which go to their places (op_qkv_place). Units of q and k come in twos: 32
+     * elements of a head and their partners half a head on. With norms a head is a tile. */
+    bool placed;
+    struct op_qkv_place place;
 };
 
 struct wide_tail { /* behind the ring; fp8: then scales [unit][chunk] */
@@ -118,6 +123,10 @@ static __device__ __forceinline__ void wide_unit(const struct wide_args &a, int 
         i++;
     *w = i;
     *row = (u - a.w[i].unit0) * WIDE_UNIT;
+    if (a.placed && i < 2) {
+        int in = *row % a.place.hd / WIDE_UNIT; /* even: in the lower half */
+        *row += (in / 2 - in) * WIDE_UNIT + in % 2 * (a.place.hd / 2);
+    }
 }
 
 static __device__ __forceinline__ void wide_add(float4 *s, float4 v)
@@ -199,6 +208,57 @@ static __device__ __forceinline__ void wide_expand(uint32_t (&f)[MUL][4], uint32
     }
 }
 
+/* What an item of q or k needs beside its sums: angles, and weights of the head's norm. */
+struct wide_near {
+    vec<4> c, s, wl, wh;
+};
+
+static __device__ __forceinline__ void wide_fetch(const struct wide_args &a,
+                                                  const struct wide_weight &w, int n,
+                                                  const struct place_row &row, struct wide_near &m)
+{
+    if (&w == a.w + 2)
+        return;
+    n %= a.place.hd;
+    if (row.at >= 0) {
+        m.c = vec_load<4>(a.place.cos + row.at + n);
+        m.s = vec_load<4>(a.place.sin + row.at + n);
+    }
+    const struct weight &norm = &w == a.w ? a.place.q_norm : a.place.k_norm;
+    if (norm.p) {
+        m.wl = vec_load_any<4>(norm.p, norm.dt, n);
+        m.wh = vec_load_any<4>(norm.p, norm.dt, n + a.place.hd / 2);
+    }
+}
+
+/* Row r's four columns from n on of q, k or v, and those from n2 on, which are their partners in q
+ * and k. */
+static __device__ __forceinline__ void wide_put(const struct wide_args &a,
+                                                const struct wide_weight &w, int r, int n, int n2,
+                                                const struct place_row &row, const float4 &lo4,
+                                                const float4 &hi4, const struct wide_near &m)
+{
+    vec<4> lo = {lo4.x, lo4.y, lo4.z, lo4.w}, hi = {hi4.x, hi4.y, hi4.z, hi4.w};
+    bool is_v = &w == a.w + 2;
+    if (!is_v && a.place.q_norm.p) { /* by the lanes of the row, in the order of place.cu */
+        float sum = __fadd_rn(vec_sumsq<4>(lo), vec_sumsq<4>(hi));
+#pragma unroll
+        for (int o = 8; o > 0; o >>= 1)
+            sum = __fadd_rn(sum, __shfl_xor_sync(0xffffu << (threadIdx.x & 16), sum, o));
+        place_norm<4>(a.place, lo, hi, sum, m.wl, m.wh);
+    }
+    if (!is_v && row.at >= 0)
+        place_turn<4>(lo, hi, m.c, m.s);
+    if (&w == a.w) {
+        float *out = (float *)w.out + r * w.ldo;
+        vec_store<4>(out + n, lo);
+        vec_store<4>(out + n2, hi);
+    } else {
+        place_put<4>(a.place, is_v, row.slot, n, lo);
+        place_put<4>(a.place, is_v, row.slot, n2, hi);
+    }
+}
+
 static __device__ __forceinline__ float wide_silu(float g, float u)
 {
     return g / (1 + __expf(-g)) * u;
@@ -235,6 +295,15 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
     }
     __syncthreads();
     int width = a.tile * WIDE_UNIT, pitch = width + 4;
+    bool twos = a.silu || a.placed;
+    int columns = twos ? n_unit / 2 * WIDE_UNIT : n_unit * WIDE_UNIT, quads = columns / 4;
+    int all = a.rows * quads, step = a.parts * WIDE_THREADS, i = rank * WIDE_THREADS + threadIdx.x;
+    struct place_row row = {};
+    auto waited = [&] {
+        cuda_wait();
+        if (a.placed && i < all)
+            row = place_row(a.place, i / quads);
+    };
     if (warp == WIDE_GROUPS * 4) {
         if (lane == 0) {
             uint64_t once = wide_policy(false), keep = wide_policy(true);
@@ -253,7 +322,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
             };
             for (int c = 0; c < first; c++)
                 ask_w(c, c);
-            cuda_wait();
+            waited();
             for (int c = 0; c < first; c++)
                 ask_x(c, c);
             for (int c = first, slot = 0, parity = 0; c < nc; c++) {
@@ -266,7 +335,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
                 }
             }
         } else {
-            cuda_wait();
+            waited();
         }
         __syncwarp();
     } else {
@@ -285,7 +354,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
             if (lane == 0)
                 bar_arrive(&empty[slot]);
         };
-        cuda_wait();
+        waited();
         if (group < pieces) {
             for (int c = 0, slot = 0, parity = 0, last = 0; c < nc; c++) {
                 bar_wait(&full[slot], parity);
@@ -349,13 +418,17 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
                 for (int e = 0; e < 4; e++)
                     to[(j * 8 + q * 2 + (e & 1)) * pitch + m + (e >> 1) * 8] = acc[j][e];
     }
-    int columns = a.silu ? n_unit / 2 * WIDE_UNIT : n_unit * WIDE_UNIT, quads = columns / 4;
-    int all = a.rows * quads, step = a.parts * WIDE_THREADS, i = rank * WIDE_THREADS + threadIdx.x;
     float4 before = make_float4(0, 0, 0, 0);
     if (a.accumulate && i < all) {
         int n;
         const struct wide_weight &w = wide_place(a, unit, i % quads * 4, &n);
         before = wide_before(w, i / quads, n);
+    }
+    struct wide_near near = {};
+    if (a.placed && i < all) {
+        int n, col = i % quads * 4;
+        const struct wide_weight &w = wide_place(a, unit, col + col / WIDE_UNIT * WIDE_UNIT, &n);
+        wide_fetch(a, w, n, row, near);
     }
     __syncwarp();
     if (a.parts > 1)
@@ -364,7 +437,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
         __syncthreads();
     for (bool next = false; i < all; i += step, next = true) {
         int r = i / quads, col = i % quads * 4, n;
-        if (a.silu)
+        if (twos)
             col += col / WIDE_UNIT * WIDE_UNIT;
         const struct wide_weight &w = wide_place(a, unit, col, &n);
         uint32_t at = base + (r * pitch + col) * 4;
@@ -372,6 +445,18 @@ __global__ void __launch_bounds__(WIDE_THREADS, 2)
             before = wide_before(w, r, n);
         float4 s = wide_sum(at, a.parts);
         wide_bias(&s, w, n);
+        if (a.placed) {
+            int n2;
+            wide_place(a, unit, col + WIDE_UNIT, &n2);
+            float4 hi = wide_sum(at + WIDE_UNIT * 4, a.parts);
+            wide_bias(&hi, w, n2);
+            if (next) {
+                row = place_row(a.place, r);
+                wide_fetch(a, w, n, row, near);
+            }
+            wide_put(a, w, r, n, n2, row, s, hi, near);
+            continue;
+        }
         if (a.silu) {
             float4 up = wide_sum(at + WIDE_UNIT * 4, a.parts);
             wide_bias(&up, a.w[1], n);

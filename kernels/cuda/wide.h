@@ -14,12 +14,15 @@ struct wide {      /* up to three weights of the same rows */
     void *out[WIDE_PARTS];
     int64_t ldo[WIDE_PARTS];
     bool accumulate;
-    bool silu;  /* w[0] gate, w[1] up: out[0] = bf16(silu(gate) * up) */
-    bool pairs; /* and in pairs */
+    bool silu;                        /* w[0] gate, w[1] up: out[0] = bf16(silu(gate) * up) */
+    bool pairs;                       /* and in pairs */
+    const struct op_qkv_place *place; /* w are q, k and v, which go to their places; NULL: to out */
 };
 
 /* The kernel takes n weights in one launch with so many rows, and is the fastest that does. */
 bool wide_fits(const struct dev *d, const struct weight *w, int n, int rows);
+/* Such a launch can place q, k and v. Norms of heads have device addresses. */
+bool wide_places(const struct dev *d, const struct wide *p, const struct op_qkv_place *place);
 int wide_run(struct dev *d, const struct wide *p);
 
 #endif

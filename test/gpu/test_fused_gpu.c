@@ -1,6 +1,7 @@
 /* Goal: the CUDA device's operations that stand for a sequence compute what the CPU device
  * computes. Method: as in test_ops_gpu.c; widths and offsets that allow vector loads and that do
- * not; bf16 caches against fp32 ones within a rounding. */
+ * not; bf16 caches against fp32 ones within a rounding. Products that place their results give the
+ * bits of the two operations. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -249,6 +250,132 @@ START_TEST(qkv_place)
 }
 END_TEST
 
+/* q and both caches of one way to compute them, from memory that starts the same. */
+struct qkv_memory {
+    struct twin *q, *k, *v, *kc, *vc;
+};
+
+static struct qkv_memory qkv_memory(struct twins *t, int rows, int nq, int nk)
+{
+    size_t r = (size_t)rows;
+    return (struct qkv_memory){twin_nans(t, r * (size_t)nq), twin_nans(t, r * (size_t)nk),
+                               twin_nans(t, r * (size_t)nk), poisoned(t, (size_t)(SLOTS * nk)),
+                               poisoned(t, (size_t)(SLOTS * nk))};
+}
+
+static void same_on_gpu(struct twins *t, const struct twin *a, const struct twin *b, size_t bytes,
+                        const char *what)
+{
+    struct err e = {0};
+    uint8_t *x = mem_alloc(bytes), *y = mem_alloc(bytes);
+    size_t i = 0;
+    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, x, a->p[SIDE_GPU], bytes, &e), OK);
+    ck_assert_int_eq(dev_cuda.copy_out(t->gpu, y, b->p[SIDE_GPU], bytes, &e), OK);
+    while (i < bytes && x[i] == y[i])
+        i++;
+    ck_assert_msg(i == bytes, "%s: other bits at byte %zu of %zu", what, i, bytes);
+    mem_free(x);
+    mem_free(y);
+}
+
+static const struct {
+    int nh, nkv, hd, k;
+    enum dtype dt;
+    bool normed; /* heads */
+} qkv_cases[] = {{32, 8, 128, 4096, DT_BF16, false},  {64, 8, 64, 4096, DT_BF16, false},
+                 {9, 3, 64, 576, DT_BF16, false},     {4, 2, 64, 256, DT_BF16, false},
+                 {4, 1, 256, 2048, DT_BF16, false},   {5, 5, 80, 1024, DT_BF16, false},
+                 {4, 2, 128, 1024, DT_BF16, true},    {32, 8, 128, 4096, DT_BF16, true},
+                 {20, 4, 128, 512, DT_F8E4M3, true},  {6, 2, 64, 512, DT_F8E4M3, false},
+                 {8, 1, 128, 4096, DT_F8E4M3, false}, {2, 2, 256, 512, DT_F8E4M3, false},
+                 {3, 1, 18, 100, DT_BF16, false},     {4, 2, 32, 64, DT_F32, false}};
+
+START_TEST(qkv)
+{
+    struct twins t;
+    twins_open(&t);
+    static const int counts[] = {1, 3, 8, 9, 16, 17, 40, 64, 100, 112, 113};
+    int hd = qkv_cases[_i].hd, nq = qkv_cases[_i].nh * hd, nk = qkv_cases[_i].nkv * hd,
+        k = qkv_cases[_i].k;
+    const int n[3] = {nq, nk, nk};
+    struct weight w[3], bias[3], head[2] = {{0}}, norm = twin_weight(&t, DT_BF16, 1, k, 1);
+    for (int i = 0; i < 3; i++) {
+        w[i] = twin_weight(&t, qkv_cases[_i].dt, n[i], k, 1.0f / sqrtf((float)k));
+        bias[i] = twin_weight(&t, DT_BF16, 1, n[i], 1);
+    }
+    for (int i = 0; i < 2 && qkv_cases[_i].normed; i++)
+        head[i] = twin_weight(&t, DT_BF16, 1, hd, 1);
+    int keep = t.n;
+    for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
+        int r = counts[i];
+        enum dtype dt = caches[(i + (size_t)_i) % 3];
+        bool norm_on = i % 4 != 2, bias_on = i % 2;
+        struct twin *x = twin_rand(&t, (size_t)r * (size_t)k, 1), *pos, *wslot,
+                    *y = twin_nans(&t, (size_t)r * (size_t)k),
+                    *cs = twin_rand(&t, (size_t)(POS * hd / 2), 1),
+                    *sn = twin_rand(&t, (size_t)(POS * hd / 2), 1);
+        rows_of(&t, r, &pos, &wslot);
+        struct qkv_memory m[2];
+        for (int way = 0; way < 2; way++) {
+            enum { side = SIDE_GPU };
+            m[way] = qkv_memory(&t, r, nq, nk);
+            struct op_qkv a = {.proj = {.x = P(x),
+                                        .y = P(y),
+                                        .rows = r,
+                                        .n = 3,
+                                        .ldx = k,
+                                        .eps = 1e-5f,
+                                        .w = {w[0], w[1], w[2]},
+                                        .out = {P(m[way].q), P(m[way].k), P(m[way].v)},
+                                        .ldo = {nq, nk, nk}},
+                               .place = {.q = P(m[way].q),
+                                         .k = P(m[way].k),
+                                         .v = P(m[way].v),
+                                         .q_norm = head[0],
+                                         .k_norm = head[1],
+                                         .pos = P(pos),
+                                         .wslot = P(wslot),
+                                         .cos = P(cs),
+                                         .sin = P(sn),
+                                         .k_cache = P(m[way].kc),
+                                         .v_cache = P(m[way].vc),
+                                         .dt = dt,
+                                         .rows = r,
+                                         .n_head = qkv_cases[_i].nh,
+                                         .n_kv = qkv_cases[_i].nkv,
+                                         .hd = hd,
+                                         .pos_max = POS - 5, /* some rows are not rotated */
+                                         .ldq = nq,
+                                         .ldk = nk,
+                                         .ldv = nk,
+                                         .eps = 1e-6f,
+                                         .k_scale = K_SCALE,
+                                         .v_scale = V_SCALE}};
+            if (norm_on)
+                a.proj.norm = norm;
+            for (int j = 0; j < 3 && bias_on; j++)
+                a.proj.bias[j] = bias[j];
+            if (way) {
+                ck_assert_int_eq(dev_cuda.ops->qkv(t.gpu, &a), OK);
+            } else {
+                ck_assert_int_eq(dev_cuda.ops->proj(t.gpu, &a.proj), OK);
+                ck_assert_int_eq(dev_cuda.ops->qkv_place(t.gpu, &a.place), OK);
+            }
+        }
+        char what[64];
+        snprintf(what, sizeof what, "qkv case %d, %d rows, q", _i, r);
+        same_on_gpu(&t, m[0].q, m[1].q, (size_t)(r * nq) * sizeof(float), what);
+        size_t bytes = (size_t)(SLOTS * nk) * dtype_size(dt);
+        what[strlen(what) - 1] = 'k';
+        same_on_gpu(&t, m[0].kc, m[1].kc, bytes, what);
+        what[strlen(what) - 1] = 'v';
+        same_on_gpu(&t, m[0].vc, m[1].vc, bytes, what);
+        twins_drop(&t, keep);
+    }
+    twins_close(&t);
+}
+END_TEST
+
 START_TEST(mla_place)
 {
     struct twins t;
@@ -370,6 +497,7 @@ Suite *suite_gpu_fused(void)
     tcase_add_test(t, proj);
     tcase_add_test(t, mlp);
     tcase_add_test(t, qkv_place);
+    tcase_add_loop_test(t, qkv, 0, ARRAY_LEN(qkv_cases));
     tcase_add_test(t, mla_place);
     tcase_add_test(t, odd_widths);
     suite_add_tcase(s, t);

@@ -179,6 +179,80 @@ void case_qkv_place(const struct t_devs *t, struct rng *r)
     qkv_case(t, r, 6, 3, 80, true, DT_BF16);
 }
 
+/* The bits of the two operations, whose own cases have the oracle. */
+void case_qkv(const struct t_devs *t, struct rng *r)
+{
+    enum { NH = 6, NKV = 2, HD = 10, K = 37, NQ = NH * HD, NK = NKV * HD };
+    static const enum dtype types[] = {DT_F32, DT_BF16};
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        int32_t pos[R], wslot[R];
+        double *val;
+        float *x = t_randf(r, R * K, 1), *y = t_randf(r, R * K, 1), *q = t_randf(r, R * NQ, 1);
+        float *k = t_randf(r, R * NK, 1), *v = t_randf(r, R * NK, 1);
+        float *cs = t_randf(r, POS * HD / 2, 1), *sn = t_randf(r, POS * HD / 2, 1);
+        float *kc = t_randf(r, SLOTS * NK, 1), *vc = t_randf(r, SLOTS * NK, 1);
+        struct op_qkv a = {.proj = {.x = x,
+                                    .y = y,
+                                    .rows = R,
+                                    .n = 3,
+                                    .ldx = K,
+                                    .eps = 1e-5f,
+                                    .out = {q, k, v},
+                                    .ldo = {NQ, NK, NK}},
+                           .place = {.q = q,
+                                     .k = k,
+                                     .v = v,
+                                     .pos = pos,
+                                     .wslot = wslot,
+                                     .cos = cs,
+                                     .sin = sn,
+                                     .k_cache = kc,
+                                     .v_cache = vc,
+                                     .dt = DT_F32,
+                                     .rows = R,
+                                     .n_head = NH,
+                                     .n_kv = NKV,
+                                     .hd = HD,
+                                     .pos_max = POS,
+                                     .ldq = NQ,
+                                     .ldk = NK,
+                                     .ldv = NK,
+                                     .eps = 1e-6f}};
+        struct weight *w[] = {&a.proj.w[0],    &a.proj.w[1],    &a.proj.w[2],   &a.proj.norm,
+                              &a.proj.bias[0], &a.place.q_norm, &a.place.k_norm};
+        static const int rows[] = {NQ, NK, NK, 1, 1, 1, 1}, width[] = {K, K, K, K, NQ, HD, HD};
+        for (size_t j = 0; j < ARRAY_LEN(w); j++) {
+            *w[j] = t_weight(r, types[i], rows[j], width[j], 1, &val);
+            mem_free(val);
+        }
+        place_rows(r, pos, wslot);
+        struct t_out o[3] = {{q, sizeof(float) * R * NQ},
+                             {kc, sizeof(float) * SLOTS * NK},
+                             {vc, sizeof(float) * SLOTS * NK}};
+        void *want[3];
+        for (int j = 0; j < 3; j++)
+            want[j] = mem_dup(o[j].p, o[j].bytes);
+        t_everywhere(t, "qkv", t_call_qkv, &a, o, 3);
+        for (int j = 0; j < 3; j++) { /* the sequence starts from the same memory */
+            void *got = mem_dup(o[j].p, o[j].bytes);
+            memcpy(o[j].p, want[j], o[j].bytes);
+            mem_free(want[j]);
+            want[j] = got;
+        }
+        ck_assert_int_eq(dev_cpu.ops->proj(t->d[0], &a.proj), OK);
+        ck_assert_int_eq(dev_cpu.ops->qkv_place(t->d[0], &a.place), OK);
+        for (int j = 0; j < 3; j++) {
+            t_same_bits("qkv, as a sequence", o[j].p, want[j], o[j].bytes);
+            mem_free(want[j]);
+        }
+        for (size_t j = 0; j < ARRAY_LEN(w); j++)
+            t_weight_free(w[j]);
+        float *all[] = {x, y, q, k, v, cs, sn, kc, vc};
+        for (size_t j = 0; j < ARRAY_LEN(all); j++)
+            mem_free(all[j]);
+    }
+}
+
 static void mla_case(const struct t_devs *t, struct rng *r, int heads, int nope, int lora, int rope,
                      bool apart, bool interleaved)
 {
