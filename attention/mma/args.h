@@ -13,6 +13,8 @@ struct mma_args {
     int group;                 /* query heads of a KV head */
     int tile_rows, tile_heads; /* their product is at most the kernel's M */
     int head_tiles;            /* tiles that a KV head's query heads take */
+    uint32_t row_inv;          /* 2^32 / tile_rows rounded up, of 2 rows or more */
+    uint32_t head_inv;         /* 2^16 / tile_heads + 1 */
     int splits;                /* blocks of a tile */
     int fill;                  /* splits of a tile that fill the GPU, at most `splits` */
     bool merge_apart;          /* mma_merge follows; else a tile's last block merges its splits */
@@ -21,6 +23,8 @@ struct mma_args {
     int32_t *count;            /* [rows][n_kv * head_tiles] blocks that have finished; 0 between */
     int32_t *active;           /* [rows] splits of a row's tile, for a merge of its own */
 };
+
+enum { SPLITS_LONG = 4 }; /* splits of long keys where tiles fill the GPU */
 
 /* How a kernel cuts its work. */
 enum mma_size { MMA_16, MMA_32, MMA_64, MMA_PREFILL, N_MMA_SIZES };

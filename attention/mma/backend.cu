@@ -213,10 +213,13 @@ static int plan_tiles(struct attn *a, const struct graph_dims *g)
     b->head_tiles = div_up(group, m);
     b->tile_heads = div_up(group, b->head_tiles);
     b->tile_rows = b->head_tiles > 1 ? 1 : m / group;
-    if (a->k == a->kernel[MMA_PREFILL])
-        return div_up(rows, b->tile_rows);
-    if (g->qlen < b->tile_rows)
+    bool prefill = a->k == a->kernel[MMA_PREFILL];
+    if (!prefill && g->qlen < b->tile_rows)
         b->tile_rows = g->qlen > 1 ? g->qlen : 1;
+    b->row_inv = UINT32_MAX / (uint32_t)b->tile_rows + 1;
+    b->head_inv = 65536 / (uint32_t)b->tile_heads + 1;
+    if (prefill)
+        return div_up(rows, b->tile_rows);
     int tiles = g->reqs + rows / b->tile_rows;
     return b->tile_rows == 1 || tiles > rows ? rows : tiles;
 }
@@ -232,7 +235,7 @@ static void plan_splits(struct attn *a, const struct graph_dims *g, int tiles, i
     int most = room < SPLITS_MAX ? (int)room : SPLITS_MAX,
         fill = resident / (blocks > 0 ? blocks : 1);
     b->fill = fill < 1 ? 1 : fill < most ? fill : most;
-    b->splits = b->fill > 4 ? b->fill : 4 < most ? 4 : most;
+    b->splits = b->fill > SPLITS_LONG ? b->fill : SPLITS_LONG < most ? SPLITS_LONG : most;
     b->merge_apart = b->splits > 1 && (b->fill > 1 || a->need.kind != ATTN_GQA);
 }
 

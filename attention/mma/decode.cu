@@ -3,8 +3,8 @@
 
 static const struct mma_kernel *decode_256(int lines)
 {
-    static const struct mma_kernel k8 = dec_entry<dec_conf<256, 256, 1, 4, 3, 2>>(),
-                                   k16 = dec_entry<dec_conf<256, 256, 2, 4, 3, 2>>();
+    static const struct mma_kernel k8 = dec_entry<dec_conf<256, 1, 4, 3, 2>>(),
+                                   k16 = dec_entry<dec_conf<256, 2, 4, 3, 2>>();
     return lines <= 8 ? &k8 : lines <= 16 ? &k16 : NULL;
 }
 

@@ -16,21 +16,19 @@
 #include "attention/mma/share.cuh"
 #include "kernels/cuda/launch.cuh"
 
-/* NL: groups of 8 lines; W: warps; ST: slots of a warp's ring. */
-template <int DQ_, int DV_, int NL_, int W_, int ST_, int BLOCKS_> struct dec_conf {
-    static constexpr int DQ = DQ_, DV = DV_, NL = NL_, W = W_, ST = ST_, BLOCKS = BLOCKS_;
+/* D: of queries, keys and values; NL: groups of 8 lines; W: warps; ST: slots of a warp's ring. */
+template <int D_, int NL_, int W_, int ST_, int BLOCKS_> struct dec_conf {
+    static constexpr int DQ = D_, DV = D_, NL = NL_, W = W_, ST = ST_, BLOCKS = BLOCKS_;
     static constexpr int M = 8 * NL, T = 32 * W, KEYS = 16;
     static constexpr bool QR = NL == 1; /* queries in registers */
     static constexpr int LINE = DV + 4; /* lines start in other banks */
     static constexpr int q_bytes = QR ? 0 : M * rows_of<DQ>::bytes;
-    static constexpr int row_bytes =
-        rows_of<DQ>::bytes > rows_of<DV>::bytes ? rows_of<DQ>::bytes : rows_of<DV>::bytes;
-    static constexpr int slot_bytes = KEYS * row_bytes, ring_bytes = ST * slot_bytes;
+    static constexpr int slot_bytes = KEYS * rows_of<DQ>::bytes, ring_bytes = ST * slot_bytes;
     static constexpr int ring_at = 2 * q_bytes;
     static constexpr int merge_bytes = W * M * (LINE + 2) * 4; /* over queries and rings */
     static constexpr int loop_bytes = ring_at + W * ring_bytes;
     static constexpr int smem = loop_bytes > merge_bytes ? loop_bytes : merge_bytes;
-    static_assert(DQ % 16 == 0 && DV % 16 == 0 && UNIT % KEYS == 0, "dims");
+    static_assert(DQ % 64 == 0 && UNIT % KEYS == 0, "dims");
 };
 
 template <class C> struct dec_shared {
@@ -65,7 +63,11 @@ static __device__ __forceinline__ void dec_load_q(const struct mma_args &a, char
             }
     } else {
         constexpr int V = C::DQ / 8;
-        for (int i = threadIdx.x; i < C::M * V; i += C::T) {
+#pragma unroll 2
+        for (int j = 0; j < (C::M * V + C::T - 1) / C::T; j++) {
+            int i = j * C::T + (int)threadIdx.x;
+            if (i >= C::M * V)
+                break;
             int m = i / V, chunk = i % V;
             tile_line l = line_of(a, r0, n, kvh, ht, m);
             float4 x = {0, 0, 0, 0}, y = x;
@@ -145,6 +147,8 @@ static __device__ __forceinline__ void dec_weights(float (&s)[C::NL][4], dec_sum
         for (int e = 0; e < 2; e++)
             more |= fmaxf(s[g][e], s[g][e + 2]) * scale > w.mx[g][e] + LAG;
     if (__any_sync(0xffffffffu, more)) {
+        float f[C::NL][2];
+        bool any = false; /* sums there are */
 #pragma unroll
         for (int g = 0; g < C::NL; g++)
 #pragma unroll
@@ -153,15 +157,22 @@ static __device__ __forceinline__ void dec_weights(float (&s)[C::NL][4], dec_sum
                 for (int o = 4; o < 32; o <<= 1)
                     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
                 m = fmaxf(w.mx[g][e], m * scale);
-                float f = m == -INFINITY ? 1.0f : ex2(w.mx[g][e] - m);
+                f[g][e] = m == -INFINITY ? 1.0f : ex2(w.mx[g][e] - m);
+                any |= w.mx[g][e] != -INFINITY;
                 w.mx[g][e] = m;
-                w.sum[g][e] *= f;
-#pragma unroll
-                for (int i = 0; i < C::DV / 16; i++) {
-                    w.o[i][g][e] *= f;
-                    w.o[i][g][e + 2] *= f;
-                }
             }
+        if (__any_sync(0xffffffffu, any))
+#pragma unroll
+            for (int g = 0; g < C::NL; g++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    w.sum[g][e] *= f[g][e];
+#pragma unroll
+                    for (int i = 0; i < C::DV / 16; i++) {
+                        w.o[i][g][e] *= f[g][e];
+                        w.o[i][g][e + 2] *= f[g][e];
+                    }
+                }
     }
 #pragma unroll
     for (int g = 0; g < C::NL; g++)
@@ -218,6 +229,7 @@ struct dec_feed {
     int step;              /* group of the 32 */
     int row;               /* pool row of the first key */
     uint32_t seen;         /* bit i: some row sees the i-th key */
+    bool values;           /* of the keys that were last */
     int slot;
 };
 
@@ -240,43 +252,36 @@ static __device__ __forceinline__ uint32_t dec_seen(const tile_rows<C::M> &s, in
     bool on = p >= w.lo && p < w.hi;
     if (on && !w.whole && (p < w.all_lo || p >= w.all_hi)) {
         on = false;
+#pragma unroll 1
         for (int i = 0; i < n && !on; i++)
             on = tile_sees(s, i, p);
     }
     return __ballot_sync(0xffffffffu, on) & 0xffff;
 }
 
-/* 16 rows of D elements, `ld` elements apart. */
-template <class C, int D>
-static __device__ __forceinline__ void dec_copy(uint32_t to, const __nv_bfloat16 *from, int64_t ld,
-                                                uint32_t seen)
-{
-    constexpr int V = D / 8;
-    int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int j = 0; j < V / 2; j++) {
-        int i = j * 32 + lane, t = i / V, c = i % V;
-        cp16(to + rows_of<D>::at(t, c), from + t * ld + c * 8, seen >> t & 1);
-    }
-}
-
 /* The next part of the feed: keys, then values of the same. */
-template <class C, bool VALUES>
+template <class C>
 static __device__ __forceinline__ void dec_fetch(const struct mma_args &a, const tile_rows<C::M> &s,
                                                  int n, const tile_span &w, const int32_t *table,
                                                  dec_feed &f, uint32_t ring, int kvh)
 {
     if (f.c < f.end) {
-        constexpr int D = VALUES ? C::DV : C::DQ;
-        int64_t ld = (int64_t)a.c.n_kv * D;
-        const __nv_bfloat16 *p = (const __nv_bfloat16 *)(VALUES ? a.c.v : a.c.k) + kvh * D;
-        if (!VALUES) {
+        constexpr int V = C::DQ / 8, STEP = 32 / V > 0 ? 32 / V : 1; /* chunks; rows at a time */
+        if (!f.values) {
             int p0 = f.c * C::KEYS, page = __shfl_sync(0xffffffffu, f.pages, f.step);
             f.row = (page << a.page_shift) + (p0 & (a.c.page - 1));
             f.seen = dec_seen<C>(s, n, w, p0);
         }
-        dec_copy<C, D>(ring + (uint32_t)(f.slot * C::slot_bytes), p + f.row * ld, ld, f.seen);
-        if (VALUES) {
+        int ld = a.c.n_kv * C::DQ, t0 = (threadIdx.x & 31) / V, c = (threadIdx.x & 31) % V;
+        const __nv_bfloat16 *p = (const __nv_bfloat16 *)(f.values ? a.c.v : a.c.k) +
+                                 (int64_t)(f.row + t0) * ld + kvh * C::DQ + c * 8;
+        uint32_t to = ring + (uint32_t)(f.slot * C::slot_bytes);
+#pragma unroll 4
+        for (int j = 0; j < C::KEYS / STEP; j++, p += (int64_t)STEP * ld) {
+            int t = j * STEP + t0;
+            cp16(to + rows_of<C::DQ>::at(t, c), p, f.seen >> t & 1);
+        }
+        if (f.values) {
             f.c += C::W;
             if (++f.step == 32) {
                 f.step = 0;
@@ -284,6 +289,7 @@ static __device__ __forceinline__ void dec_fetch(const struct mma_args &a, const
                 f.pages_next = dec_pages<C>(a, table, f, f.c + 32 * C::W);
             }
         }
+        f.values = !f.values;
     }
     cp_commit();
     f.slot = f.slot == C::ST - 1 ? 0 : f.slot + 1;
@@ -321,6 +327,7 @@ static __device__ __forceinline__ void dec_finish(const struct mma_args &a, char
             }
         }
     __syncthreads();
+#pragma unroll 1
     for (int i = tid; i < lines * (C::DV / 4); i += C::T) {
         int m = i / (C::DV / 4), col = i % (C::DV / 4) * 4;
         line_sum x = line_merge(
@@ -337,18 +344,21 @@ static __device__ __forceinline__ void dec_finish(const struct mma_args &a, char
 
 /* Scores of keys that a line does not see become -inf. */
 template <class C>
-static __device__ __forceinline__ void dec_mask(float (&s)[C::NL][4], const tile_rows<C::M> &rows,
-                                                int heads, int p0)
+static __device__ __forceinline__ void dec_mask(const struct mma_args &a, float (&s)[C::NL][4],
+                                                const tile_rows<C::M> &rows, int p0)
 {
+    static_assert(C::M <= 32, "a row a lane");
     int lane = threadIdx.x & 31;
+    uint32_t sees = lane < C::M ? (uint32_t)tile_bits(rows, lane, p0) : 0;
 #pragma unroll
     for (int g = 0; g < C::NL; g++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            int i = (g * 8 + (lane & 3) * 2 + e) / heads;
+            int i = tile_row(a, g * 8 + (lane & 3) * 2 + e);
+            uint32_t on = __shfl_sync(0xffffffffu, sees, i) >> (lane >> 2);
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                if (!tile_sees(rows, i, p0 + h * 8 + (lane >> 2)))
+                if (!(on >> h * 8 & 1))
                     s[g][h * 2 + e] = -INFINITY;
         }
 }
@@ -372,24 +382,14 @@ static __device__ __forceinline__ dec_feed dec_start(const struct mma_args &a,
 template <class C>
 static __device__ __forceinline__ void
 dec_piece(const struct mma_args &a, char *smem, dec_shared<C> &sh, const tile_span &span,
-          const struct share &own, const piece &p, dec_feed f)
+          const struct share &own, const piece &p, dec_feed f, int kvh, int ht)
 {
     const struct attn_call &c = a.c;
     int r0 = own.r0, n = own.n, warp = threadIdx.x >> 5;
-    int kvh = p.head / a.head_tiles, ht = p.head % a.head_tiles;
     const int32_t *table = c.table + (int64_t)own.slot * c.pages_max;
     uint32_t qs = smem_addr(smem), ring = qs + C::ring_at + (uint32_t)(warp * C::ring_bytes);
     int at = f.c;
-#pragma unroll
-    for (int i = 0; i < C::ST - 1; i++)
-        if (i % 2 == 0)
-            dec_fetch<C, false>(a, sh.rows, n, span, table, f, ring, kvh);
-        else
-            dec_fetch<C, true>(a, sh.rows, n, span, table, f, ring, kvh);
     dec_query<C> q;
-    dec_load_q<C>(a, smem, q, r0, n, kvh, ht);
-    if (!C::QR)
-        __syncthreads();
     dec_sums<C> w = {};
 #pragma unroll
     for (int g = 0; g < C::NL; g++)
@@ -398,29 +398,45 @@ dec_piece(const struct mma_args &a, char *smem, dec_shared<C> &sh, const tile_sp
     float scale = cap ? 1.0f : c.scale * MMA_LOG2E;
     float cap_in = cap ? 2.0f * MMA_LOG2E * c.scale / c.soft_cap : 0.0f;
     float cap_out = c.soft_cap * MMA_LOG2E;
-    int slot = 0;
-    for (; at < f.end; at += C::W) {
-        float s[C::NL][4];
-        cp_wait<C::ST - 2>();
-        __syncwarp(); /* the keys are there, the values before them used up */
-        dec_fetch<C, C::ST % 2 == 0>(a, sh.rows, n, span, table, f, ring, kvh);
-        dec_scores<C>(s, q, qs, ring + (uint32_t)(slot * C::slot_bytes));
+    float s[C::NL][4];
+    int slot = 0, ahead = C::ST - 1; /* parts to fetch before the first is used */
+    /* One fetch in the code, and with it one turn for keys and one for values: what a short piece
+     * of work waits for is its code. */
+#pragma unroll 1
+    for (bool values = false; at < f.end || ahead > 0;) {
+        if (ahead == 0) {
+            cp_wait<C::ST - 2>();
+            __syncwarp(); /* the part is there, the one before it used up */
+        }
+        dec_fetch<C>(a, sh.rows, n, span, table, f, ring, kvh);
+        if (ahead > 0) {
+            if (--ahead == 0) {
+                dec_load_q<C>(a, smem, q, r0, n, kvh, ht);
+                if (!C::QR)
+                    __syncthreads();
+            }
+            continue;
+        }
+        uint32_t part = ring + (uint32_t)(slot * C::slot_bytes);
         slot = slot == C::ST - 1 ? 0 : slot + 1;
+        if (values) {
+            dec_values<C>(s, w, part);
+            at += C::W;
+            values = false;
+            continue;
+        }
+        values = true;
+        dec_scores<C>(s, q, qs, part);
         if (cap)
 #pragma unroll
             for (int g = 0; g < C::NL; g++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) /* tanh x = 1 - 2 / (e^2x + 1) */
-                    s[g][e] = cap_out * (1.0f - 2.0f / (ex2(s[g][e] * cap_in) + 1.0f));
+                    s[g][e] = cap_out * (1.0f - __fdividef(2.0f, ex2(s[g][e] * cap_in) + 1.0f));
         int p0 = at * C::KEYS;
         if (p0 < span.all_lo || p0 + C::KEYS > span.all_hi || span.dead)
-            dec_mask<C>(s, sh.rows, a.tile_heads, p0);
+            dec_mask<C>(a, s, sh.rows, p0);
         dec_weights<C>(s, w, scale);
-        cp_wait<C::ST - 2>();
-        __syncwarp();
-        dec_fetch<C, C::ST % 2 == 1>(a, sh.rows, n, span, table, f, ring, kvh);
-        dec_values<C>(s, w, ring + (uint32_t)(slot * C::slot_bytes));
-        slot = slot == C::ST - 1 ? 0 : slot + 1;
     }
     cp_wait<0>();
     dec_finish<C>(a, smem, sh, w, p, r0, n, kvh, ht);
@@ -443,10 +459,11 @@ template <class C> __global__ void __launch_bounds__(C::T, C::BLOCKS) dec_kernel
             __syncthreads();
             span = tile_measure(sh.rows, s.n, a.c.ancestors != NULL);
         }
+        int kvh = tile_div(p.head, a.head_tiles), ht = p.head - kvh * a.head_tiles;
         if (s.lo < s.hi)
-            dec_piece<C>(a, dec_smem, sh, span, s, p, f);
+            dec_piece<C>(a, dec_smem, sh, span, s, p, f, kvh, ht);
         else
-            piece_nothing<C>(a, s.r0, s.n, p.head / a.head_tiles, p.head % a.head_tiles);
+            tile_nothing<C::DV, C::T>(a, s.r0, s.n, kvh, ht);
         s.at += s.whole ? 1 : p.end - p.begin;
         s.skip += p.end - p.begin;
         fresh = s.skip >= s.heads * s.units;

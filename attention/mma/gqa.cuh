@@ -119,26 +119,27 @@ static __device__ __forceinline__ void gqa_cap(float (&s)[C::MT][C::NT][4], floa
 }
 
 template <class C>
-static __device__ __forceinline__ void gqa_mask(float (&s)[C::MT][C::NT][4],
-                                                const tile_rows<C::M> &rows, int line0, int heads,
-                                                int p0, bool tree)
+static __device__ __forceinline__ void gqa_mask(const struct mma_args &a,
+                                                float (&s)[C::MT][C::NT][4],
+                                                const tile_rows<C::M> &rows, int line0, int p0)
 {
+    static_assert(C::NT <= 8, "bits of a word");
+    constexpr bool FEW = C::M <= 32 && C::NT <= 4; /* a row a lane, bits of half a word */
     int lane = threadIdx.x & 31;
+    uint32_t sees = FEW && lane < C::M ? (uint32_t)tile_bits(rows, lane, p0) : 0;
 #pragma unroll
     for (int mt = 0; mt < C::MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int i = (line0 + mt * 16 + h * 8 + (lane >> 2)) / heads;
-            int first = rows.first[i], last = rows.last[i];
+            int i = tile_row(a, line0 + mt * 16 + h * 8 + (lane >> 2));
+            uint64_t on = FEW ? __shfl_sync(0xffffffffu, sees, i) : tile_bits(rows, i, p0);
+            on >>= (lane & 3) * 2;
 #pragma unroll
             for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int p = p0 + nt * 8 + (lane & 3) * 2 + e;
-                    bool on = tree ? tile_sees(rows, i, p) : p >= first && p < last;
-                    if (!on)
+                for (int e = 0; e < 2; e++)
+                    if (!(on >> (nt * 8 + e) & 1))
                         s[mt][nt][h * 2 + e] = -INFINITY;
-                }
         }
 }
 
@@ -160,7 +161,7 @@ gqa_softmax(float (&s)[C::MT][C::NT][4], float (&o)[C::MT][C::DV / 8][4], float 
             m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
             m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
             float base = m == -INFINITY ? 0.0f : m * scale;
-            float f = ex2(mx[mt][h] * scale - base), t = 0;
+            float old = mx[mt][h], f = ex2(old * scale - base), t = 0;
             mx[mt][h] = m;
 #pragma unroll
             for (int nt = 0; nt < C::NT; nt++)
@@ -171,6 +172,8 @@ gqa_softmax(float (&s)[C::MT][C::NT][4], float (&o)[C::MT][C::DV / 8][4], float 
                     t += p;
                 }
             sum[mt][h] = sum[mt][h] * f + t;
+            if (!__any_sync(0xffffffffu, old != -INFINITY && f != 1.0f))
+                continue; /* no sums yet, or none to bring to another maximum */
 #pragma unroll
             for (int nt = 0; nt < C::DV / 8; nt++) {
                 o[mt][nt][h * 2] *= f;
@@ -181,21 +184,20 @@ gqa_softmax(float (&s)[C::MT][C::NT][4], float (&o)[C::MT][C::DV / 8][4], float 
 
 /* ---- a tile ---- */
 
+/* Lines behind the last stay what they were. */
 template <class C>
 static __device__ __forceinline__ void gqa_load_q(const struct mma_args &a, char *q, int r0, int n,
                                                   int kvh, int ht)
 {
     constexpr int V = C::DQ / 8; /* chunks of a line */
+#pragma unroll 2
     for (int i = threadIdx.x; i < C::M * V; i += C::T) {
         int m = i / V, chunk = i % V;
         tile_line l = line_of(a, r0, n, kvh, ht, m);
-        float4 x = {0, 0, 0, 0}, y = x;
-        if (l.on) {
-            const float4 *p =
-                (const float4 *)(a.c.q + l.row * a.c.ldq + (int64_t)l.head * C::DQ + chunk * 8);
-            x = p[0];
-            y = p[1];
-        }
+        if (!l.on)
+            continue;
+        const float4 *p = (const float4 *)(a.c.q + l.row * a.c.ldq + l.head * C::DQ + chunk * 8);
+        float4 x = p[0], y = p[1];
         if constexpr (C::F8) {
             fp8_put_q<C::DQ>(q, C::HL ? q + C::q_bytes : NULL, m, chunk, x, y);
             continue;
@@ -220,24 +222,39 @@ static __device__ __forceinline__ void gqa_fetch(const struct mma_args &a, uint3
     constexpr int E = C::F8 ? 1 : 2, KC = C::DQ * E / 16, VC = C::DV * E / 16; /* bytes, chunks */
     const char *K = (const char *)a.c.k + kvh * C::DQ * E;
     const char *V = (const char *)a.c.v + kvh * C::DV * E;
+    if constexpr (KC == VC && C::T % KC == 0) { /* a thread keeps its column: addresses are sums */
+        constexpr int STEP = C::T / KC;
+        int t0 = threadIdx.x / KC, c = threadIdx.x % KC, ld = a.c.n_kv * C::DQ * E;
+        K += c * 16;
+        V += c * 16;
+#pragma unroll 4
+        for (int j = 0; j < C::BN / STEP; j++) {
+            int t = t0 + j * STEP, at = idx[t];
+            int64_t from = (int64_t)at * ld;
+            uint32_t to = kv + (C::F8 ? rows8_of<C::DQ>::at(t, c) : rows_of<C::DQ>::at(t, c));
+            cp16(to, K + from, at >= 0);
+            cp16(to + C::k_bytes, V + from, at >= 0);
+        }
+    } else {
 #pragma unroll
-    for (int i = threadIdx.x; i < C::BN * KC; i += C::T) {
-        int t = i / KC, c = i % KC, at = idx[t];
-        cp16(kv + (C::F8 ? rows8_of<C::DQ>::at(t, c) : rows_of<C::DQ>::at(t, c)),
-             K + (int64_t)max(at, 0) * (a.c.n_kv * C::DQ * E) + c * 16, at >= 0);
-    }
+        for (int i = threadIdx.x; i < C::BN * KC; i += C::T) {
+            int t = i / KC, c = i % KC, at = idx[t];
+            cp16(kv + (C::F8 ? rows8_of<C::DQ>::at(t, c) : rows_of<C::DQ>::at(t, c)),
+                 K + (int64_t)at * (a.c.n_kv * C::DQ * E) + c * 16, at >= 0);
+        }
 #pragma unroll
-    for (int i = threadIdx.x; i < C::BN * VC; i += C::T) {
-        int t = i / VC, c = i % VC, at = idx[t];
-        cp16(kv + C::k_bytes + (C::F8 ? rows8_of<C::DV>::at(t, c) : rows_of<C::DV>::at(t, c)),
-             V + (int64_t)max(at, 0) * (a.c.n_kv * C::DV * E) + c * 16, at >= 0);
+        for (int i = threadIdx.x; i < C::BN * VC; i += C::T) {
+            int t = i / VC, c = i % VC, at = idx[t];
+            cp16(kv + C::k_bytes + (C::F8 ? rows8_of<C::DV>::at(t, c) : rows_of<C::DV>::at(t, c)),
+                 V + (int64_t)at * (a.c.n_kv * C::DV * E) + c * 16, at >= 0);
+        }
     }
 }
 
 /* The last block of a tile to arrive merges all splits, in their order. */
 template <class C>
-static __device__ void gqa_merge(const struct mma_args &a, char *smem, int r0, int n, int kvh,
-                                 int ht, int splits)
+static __device__ __forceinline__ void gqa_merge(const struct mma_args &a, int r0, int n, int kvh,
+                                                 int ht, int splits)
 {
     __shared__ int last;
     __threadfence();
@@ -252,46 +269,37 @@ static __device__ void gqa_merge(const struct mma_args &a, char *smem, int r0, i
     if (!last)
         return;
     __threadfence();
-    float *w = (float *)smem; /* [M][splits + 1] weights of the splits, already normalised */
-    int64_t step = (int64_t)a.c.rows * a.c.n_head;
-    for (int m = threadIdx.x; m < C::M; m += C::T) {
-        tile_line l = line_of(a, r0, n, kvh, ht, m);
-        if (!l.on)
-            continue;
-        const float2 *ml = (const float2 *)a.part_ml + (int64_t)l.row * a.c.n_head + l.head;
-        float top = -INFINITY, sum = 0;
-#pragma unroll 8
-        for (int s = 0; s < splits; s++)
-            top = fmaxf(top, __ldcg(ml + s * step).x);
-        float base = top == -INFINITY ? 0.0f : top;
-#pragma unroll 8
-        for (int s = 0; s < splits; s++) {
-            float2 x = __ldcg(ml + s * step);
-            float f = ex2(x.x - base);
-            w[m * (splits + 1) + s] = f;
-            sum += x.y * f;
-        }
-        float f = line_end(a, l, top, sum, false, 0, true);
-        for (int s = 0; s < splits; s++)
-            w[m * (splits + 1) + s] *= f;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < C::M * (C::DV / 4); i += C::T) {
+    int step = a.c.rows * a.c.n_head;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n * a.tile_heads * (C::DV / 4); i += C::T) {
         int m = i / (C::DV / 4), col = i % (C::DV / 4) * 4;
         tile_line l = line_of(a, r0, n, kvh, ht, m);
         if (!l.on)
             continue;
-        const float4 *p =
-            (const float4 *)(a.part + ((int64_t)l.row * a.c.n_head + l.head) * C::DV + col);
-        float4 t = {0, 0, 0, 0};
-#pragma unroll 8
-        for (int s = 0; s < splits; s++) {
-            float4 x = __ldcg(p + s * step * (C::DV / 4));
-            float f = w[m * (splits + 1) + s];
-            t.x = fmaf(x.x, f, t.x), t.y = fmaf(x.y, f, t.y);
-            t.z = fmaf(x.z, f, t.z), t.w = fmaf(x.w, f, t.w);
+        int at = l.row * a.c.n_head + l.head;
+        float4 x[SPLITS_LONG], t = {0, 0, 0, 0};
+        float2 ml[SPLITS_LONG];
+        float top = -INFINITY, sum = 0;
+#pragma unroll
+        for (int s = 0; s < SPLITS_LONG; s++) {
+            ml[s] = {-INFINITY, 0};
+            x[s] = t;
+            if (s < splits) {
+                ml[s] = __ldcg((const float2 *)a.part_ml + s * step + at);
+                x[s] = __ldcg((const float4 *)(a.part + (int64_t)(s * step + at) * C::DV + col));
+            }
+            top = fmaxf(top, ml[s].x);
         }
-        line_put(a, l, C::DV, col, t, 1.0f, false, 0);
+        float base = top == -INFINITY ? 0.0f : top;
+#pragma unroll
+        for (int s = 0; s < SPLITS_LONG; s++) {
+            float f = ex2(ml[s].x - base);
+            sum += ml[s].y * f;
+            t.x = fmaf(x[s].x, f, t.x), t.y = fmaf(x[s].y, f, t.y);
+            t.z = fmaf(x[s].z, f, t.z), t.w = fmaf(x[s].w, f, t.w);
+        }
+        float f = line_end(a, l, top, sum, false, 0, col == 0);
+        line_put(a, l, C::DV, col, t, f, false, 0);
     }
 }
 
@@ -328,16 +336,19 @@ gqa_finish_shared(const struct mma_args &a, char *kv, float (&o)[C::MT][C::DV / 
             }
         }
     __syncthreads();
-    for (int i = threadIdx.x; i < C::M * (C::DV / 4); i += C::T) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n * a.tile_heads * (C::DV / 4); i += C::T) {
         int m = i / (C::DV / 4), col = i % (C::DV / 4) * 4;
         tile_line l = line_of(a, r0, n, kvh, ht, m);
         if (!l.on)
             continue;
         float top = -INFINITY, total = 0;
+#pragma unroll
         for (int t = 0; t < C::TW; t++)
             top = fmaxf(top, sm[t * C::M + m]);
         float base = top == -INFINITY ? 0.0f : top;
         float4 x = {0, 0, 0, 0};
+#pragma unroll
         for (int t = 0; t < C::TW; t++) {
             float f = ex2(sm[t * C::M + m] - base);
             float4 y = *(float4 *)(so + (t * C::M + m) * LINE + col);
@@ -397,37 +408,14 @@ static __device__ __forceinline__ void gqa_tile(const struct mma_args &a, char *
     if (!C::WIN && a.merge_apart && blockIdx.x == 0 && split == 0 && tid < n)
         a.active[r0 + tid] = active;
     if (!live) {
-        for (int i = tid; split == 0 && i < C::M * (C::DV / 4); i += C::T) {
-            tile_line l = line_of(a, r0, n, kvh, ht, i / (C::DV / 4));
-            int col = i % (C::DV / 4) * 4;
-            if (l.on)
-                line_put(a, l, C::DV, col, make_float4(0, 0, 0, 0), 0, false, 0);
-            if (l.on && col == 0 && c.lse)
-                c.lse[(int64_t)l.row * c.n_head + l.head] = -INFINITY;
-        }
+        if (split == 0)
+            tile_nothing<C::DV, C::T>(a, r0, n, kvh, ht);
         return;
     }
     if (split >= active)
         return;
-#pragma unroll
-    for (int i = 0; i < C::ST - 1; i++)
-        if (tid < C::BN && begin + i < end)
-            idx[i][tid] = tile_key(a, rows, n, w, table, (begin + i) * C::BN + tid);
-    __syncthreads();
     uint32_t q = smem_addr(smem), kv = q + C::kv_at;
     constexpr uint32_t step = C::k_bytes + C::v_bytes;
-#pragma unroll
-    for (int i = 0; i < C::ST - 1; i++) {
-        if (begin + i < end)
-            gqa_fetch<C>(a, kv + (uint32_t)i * step, idx[i], kvh);
-        cp_commit();
-    }
-    gqa_load_q<C>(a, smem, r0, n, kvh, ht);
-    cuda_trigger();
-    int next = -1;
-    if (tid < C::BN && begin + C::ST - 1 < end)
-        next = tile_key(a, rows, n, w, table, (begin + C::ST - 1) * C::BN + tid);
-
     float o[C::MT][C::DV / 8][4] = {}, s[C::MT][C::NT][4], mx[C::MT][2], sum[C::MT][2];
 #pragma unroll
     for (int mt = 0; mt < C::MT; mt++) {
@@ -438,18 +426,30 @@ static __device__ __forceinline__ void gqa_tile(const struct mma_args &a, char *
     float scale = cap ? 1.0f : c.scale * MMA_LOG2E;
     float cap_in = cap ? 2.0f * MMA_LOG2E * c.scale / c.soft_cap : 0.0f;
     int line0 = warp % C::MW * 16 * C::MT, key0 = warp / C::MW * (C::BN / C::TW);
-    int slot = 0; /* stage of the step */
-    for (int t = begin; t < end; t++) {
+    int slot = C::ST - 1, next = -1;
+    /* Step t is weighed, t + ST - 1 fetched, the one behind it looked up; the first ST steps only
+     * fill the stages. The body exists once: what a short piece of work waits for is its code. */
+#pragma unroll 1
+    for (int t = begin - C::ST; t < end; t++) {
+        int far = t + C::ST - 1, *x = idx[slot]; /* its stage */
+        uint32_t into = kv + (uint32_t)slot * step;
+        slot = slot == C::ST - 1 ? 0 : slot + 1; /* the stage of t */
         cp_wait<C::ST - 2>();
-        int far = t + C::ST - 1, into = slot == 0 ? C::ST - 1 : slot - 1, *x = idx[into];
         if (tid < C::BN)
             x[tid] = next;
         __syncthreads(); /* the step has arrived, the one before is used up */
-        if (far < end)
-            gqa_fetch<C>(a, kv + (uint32_t)into * step, x, kvh);
+        if (far >= begin && far < end)
+            gqa_fetch<C>(a, into, x, kvh);
         cp_commit();
         if (tid < C::BN && far + 1 < end)
             next = tile_key(a, rows, n, w, table, (far + 1) * C::BN + tid);
+        if (t < begin) {
+            if (t == begin - 1) {
+                gqa_load_q<C>(a, smem, r0, n, kvh, ht);
+                cuda_trigger();
+            }
+            continue;
+        }
         uint32_t k = kv + (uint32_t)slot * step;
         if constexpr (C::F8)
             fp8_scores<C>(s, q, k, line0, key0);
@@ -458,13 +458,12 @@ static __device__ __forceinline__ void gqa_tile(const struct mma_args &a, char *
         if (cap)
             gqa_cap<C>(s, cap_in, c.soft_cap * MMA_LOG2E);
         if (t * C::BN < w.all_lo || (t + 1) * C::BN > w.all_hi || w.dead)
-            gqa_mask<C>(s, rows, line0, a.tile_heads, t * C::BN + key0, tree);
+            gqa_mask<C>(a, s, rows, line0, t * C::BN + key0);
         gqa_softmax<C>(s, o, mx, sum, scale);
         if constexpr (C::F8)
             fp8_values<C>(o, s, k + C::k_bytes, key0);
         else
             gqa_values<C>(o, s, k + C::k_bytes, key0);
-        slot = slot == C::ST - 1 ? 0 : slot + 1;
     }
 #pragma unroll
     for (int mt = 0; mt < C::MT; mt++)
@@ -483,7 +482,7 @@ static __device__ __forceinline__ void gqa_tile(const struct mma_args &a, char *
         gqa_finish_own<C, C::F8>(a, o, mx, sum, scale, r0, n, kvh, ht, part, split);
     }
     if (!C::WIN && part && !a.merge_apart)
-        gqa_merge<C>(a, smem + C::kv_at, r0, n, kvh, ht, active);
+        gqa_merge<C>(a, r0, n, kvh, ht, active);
 }
 
 template <class C> __global__ void __launch_bounds__(C::T, C::BLOCKS) gqa_kernel(struct mma_args a)
@@ -492,7 +491,7 @@ template <class C> __global__ void __launch_bounds__(C::T, C::BLOCKS) gqa_kernel
     __shared__ tile_rows<C::M> rows;
     __shared__ int idx[C::ST][C::BN];
     cuda_wait();
-    int kvh = blockIdx.x / a.head_tiles, ht = blockIdx.x % a.head_tiles;
+    int kvh = tile_div((int)blockIdx.x, a.head_tiles), ht = (int)blockIdx.x - kvh * a.head_tiles;
     if constexpr (C::WIN) { /* the last rows see most: first */
         int r0 = (gridDim.y - 1 - blockIdx.y) * a.tile_rows, end = min(a.c.rows, r0 + a.tile_rows);
         while (r0 < end) {
@@ -507,7 +506,7 @@ template <class C> __global__ void __launch_bounds__(C::T, C::BLOCKS) gqa_kernel
         for (int t = blockIdx.y; t < a.c.rows; t += gridDim.y) { /* no more tiles than rows */
             int r0 = t, n = 1;
             if (a.tile_rows > 1) {
-                if (!tile_find<C::T>(a.c.slot, a.c.rows, a.tile_rows, t, rows))
+                if (!tile_find<C::T>(a, t, rows))
                     break;
                 r0 = rows.pick[0];
                 n = rows.pick[1];

@@ -191,57 +191,54 @@ template <class C>
 static __device__ __forceinline__ void mla_load_q(const struct mma_args &a, char *q, int r0, int n,
                                                   int ht)
 {
-    constexpr int V = C::DQ / 8;
-    for (int i = threadIdx.x; i < C::M * V; i += C::T) {
-        int m = i / V, chunk = i % V;
-        tile_line l = line_of(a, r0, n, 0, ht, m);
-        float4 x = {0, 0, 0, 0}, y = x;
-        if (l.on) {
-            const float4 *p =
-                (const float4 *)(a.c.q + l.row * a.c.ldq + (int64_t)l.head * C::DQ + chunk * 8);
-            x = p[0];
-            y = p[1];
-        }
-        if constexpr (C::F8) {
-            fp8_put_q<C::DQ>(q, C::HL ? q + C::q_bytes : NULL, m, chunk, x, y);
-            continue;
-        }
-        uint4 w = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y),
-                   pack_bf16(y.z, y.w)};
-        uint32_t at = rows_of<C::DQ>::at(m, chunk);
-        *(uint4 *)(q + at) = w;
-        if (C::HL) {
-            uint4 r = {pack_rest(x.x, x.y, w.x), pack_rest(x.z, x.w, w.y), pack_rest(y.x, y.y, w.z),
-                       pack_rest(y.z, y.w, w.w)};
-            *(uint4 *)(q + C::q_bytes + at) = r;
+    constexpr int V = C::DQ / 8, LINE = C::T / C::M, AT_ONCE = 3; /* chunks, threads of a line */
+    int m = threadIdx.x / LINE;
+    tile_line l = line_of(a, r0, n, 0, ht, m);
+    const float *p = a.c.q + l.row * a.c.ldq + l.head * C::DQ;
+    if (!l.on)
+        return; /* lines behind the last stay what they were */
+#pragma unroll 1
+    for (int c0 = threadIdx.x % LINE; c0 < V; c0 += AT_ONCE * LINE) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int chunk = c0 + i * LINE;
+            if (chunk >= V)
+                continue;
+            float4 x = *(const float4 *)(p + chunk * 8), y = *(const float4 *)(p + chunk * 8 + 4);
+            if constexpr (C::F8) {
+                fp8_put_q<C::DQ>(q, C::HL ? q + C::q_bytes : NULL, m, chunk, x, y);
+                continue;
+            }
+            uint4 w = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y),
+                       pack_bf16(y.z, y.w)};
+            uint32_t at = rows_of<C::DQ>::at(m, chunk);
+            *(uint4 *)(q + at) = w;
+            if (C::HL) {
+                uint4 r = {pack_rest(x.x, x.y, w.x), pack_rest(x.z, x.w, w.y),
+                           pack_rest(y.x, y.y, w.z), pack_rest(y.z, y.w, w.w)};
+                *(uint4 *)(q + C::q_bytes + at) = r;
+            }
         }
     }
 }
 
+/* A few lanes take a row: its addresses differ by constants. */
 template <class C>
 static __device__ __forceinline__ void mla_fetch(const struct mma_args &a, uint32_t k,
                                                  const int *idx)
 {
-    constexpr int E = C::F8 ? 1 : 2, V = C::DQ * E / 16; /* bytes, chunks */
-    const char *K = (const char *)a.c.k;
-    for (int i = threadIdx.x; i < C::BN * V; i += C::T) {
-        int t = i / V, c = i % V, at = idx[t];
-        cp16(k + (C::F8 ? rows8_of<C::DQ>::at(t, c) : rows_of<C::DQ>::at(t, c)),
-             K + (int64_t)max(at, 0) * (C::DQ * E) + c * 16, at >= 0);
-    }
-}
-
-/* Lines of the tile that see nothing at all. */
-template <class C>
-static __device__ void mla_nothing(const struct mma_args &a, int r0, int n, int ht)
-{
-    for (int i = threadIdx.x; i < C::M * (C::DV / 4); i += C::T) {
-        tile_line l = line_of(a, r0, n, 0, ht, i / (C::DV / 4));
-        int col = i % (C::DV / 4) * 4;
-        if (l.on)
-            line_put(a, l, C::DV, col, make_float4(0, 0, 0, 0), 0, false, 0);
-        if (l.on && col == 0 && a.c.lse)
-            a.c.lse[(int64_t)l.row * a.c.n_head + l.head] = -INFINITY;
+    constexpr int ROW = C::DQ * (C::F8 ? 1 : 2), LANES = C::F8 ? 4 : 8; /* bytes */
+    static_assert(ROW % (16 * LANES) == 0, "chunks of a lane");
+    int c = threadIdx.x % LANES;
+    const char *K = (const char *)a.c.k + c * 16;
+#pragma unroll 1
+    for (int t = threadIdx.x / LANES; t < C::BN; t += C::T / LANES) {
+        int at = idx[t];
+        const char *from = K + (int64_t)at * ROW;
+        uint32_t to = k + (C::F8 ? rows8_of<C::DQ>::at(t, c) : rows_of<C::DQ>::at(t, c));
+#pragma unroll
+        for (int i = 0; i < ROW / (16 * LANES); i++)
+            cp16(to + (uint32_t)(i * 16 * LANES), from + i * 16 * LANES, at >= 0);
     }
 }
 
@@ -267,21 +264,10 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
     if (!C::WIN && split == 0 && ht == 0 && tid < n)
         a.active[r0 + tid] = active;
     if (active == 0 && split == 0)
-        mla_nothing<C>(a, r0, n, ht);
+        tile_nothing<C::DV, C::T>(a, r0, n, 0, ht);
     if (split >= active)
         return;
-    if (tid < C::BN)
-        sh.idx[0][tid] = tile_key(a, sh.rows, n, w, table, begin * C::BN + tid);
-    __syncthreads();
     uint32_t q = smem_addr(smem), p = q + C::p_at, kv = q + C::kv_at;
-    mla_fetch<C>(a, kv, sh.idx[0]);
-    cp_commit();
-    mla_load_q<C>(a, smem, r0, n, ht);
-    cuda_trigger();
-    int next = -1;
-    if (tid < C::BN && begin + 1 < end)
-        next = tile_key(a, sh.rows, n, w, table, (begin + 1) * C::BN + tid);
-
     int kg = warp % C::NG, rg = warp / C::NG, line0 = rg * C::MQ * 16;
     float o[C::MT][8][4] = {}, mx[C::MT][2], mq[C::MQ][2], sum[C::MQ][2];
 #pragma unroll
@@ -295,18 +281,29 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
     bool cap = c.soft_cap > 0;
     float scale = cap ? 1.0f : c.scale * MMA_LOG2E;
     float cap_in = cap ? 2.0f * MMA_LOG2E * c.scale / c.soft_cap : 0.0f;
-    for (int t = begin; t < end; t++) {
-        int stage = (t - begin) & 1, *x = sh.idx[stage ^ 1];
+    int stage = 0, next = -1;
+    /* Step t is weighed, t + 1 fetched, the one behind it looked up; the first two steps only fill
+     * the stages. The body exists once: what a short piece of work waits for is its code. */
+#pragma unroll 1
+    for (int t = begin - 2; t < end; t++) {
+        int *x = sh.idx[stage ^= 1]; /* of step t + 1 */
         cp_wait<0>();
         if (tid < C::BN)
             x[tid] = next;
         __syncthreads(); /* the step has arrived, the one before is used up */
-        if (t + 1 < end)
-            mla_fetch<C>(a, kv + (uint32_t)((stage ^ 1) * C::k_bytes), x);
+        if (t + 1 >= begin && t + 1 < end)
+            mla_fetch<C>(a, kv + (uint32_t)(stage * C::k_bytes), x);
         cp_commit();
         if (tid < C::BN && t + 2 < end)
             next = tile_key(a, sh.rows, n, w, table, (t + 2) * C::BN + tid);
-        uint32_t k = kv + (uint32_t)(stage * C::k_bytes);
+        if (t < begin) {
+            if (t == begin - 1) {
+                mla_load_q<C>(a, smem, r0, n, ht);
+                cuda_trigger();
+            }
+            continue;
+        }
+        uint32_t k = kv + (uint32_t)((stage ^ 1) * C::k_bytes);
         float s[C::MQ][4];
         if constexpr (C::F8)
             mla_scores8<C>(s, q, k, line0, kg * 8);
@@ -322,8 +319,9 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
                 for (int e = 0; e < 2; e++) {
                     float &v = s[i][h * 2 + e];
                     if (cap)
-                        v = c.soft_cap * MMA_LOG2E * (1.0f - 2.0f / (ex2(v * cap_in) + 1.0f));
-                    if (mask && !tile_sees(sh.rows, m / a.tile_heads,
+                        v = c.soft_cap * MMA_LOG2E *
+                            (1.0f - __fdividef(2.0f, ex2(v * cap_in) + 1.0f));
+                    if (mask && !tile_sees(sh.rows, tile_row(a, m),
                                            t * C::BN + kg * 8 + (lane & 3) * 2 + e))
                         v = -INFINITY;
                 }
@@ -366,8 +364,10 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
                 for (int g = 0; g < C::NG; g++)
                     top = fmaxf(top, sh.top[g][m]);
                 float base = top == -INFINITY ? 0.0f : top * scale;
-                float f = ex2(mx[mt][h] * scale - base);
+                float old = mx[mt][h], f = ex2(old * scale - base);
                 mx[mt][h] = top;
+                if (!__any_sync(0xffffffffu, old != -INFINITY && f != 1.0f))
+                    continue; /* no sums yet, or none to bring to another maximum */
 #pragma unroll
                 for (int nt = 0; nt < 8; nt++) {
                     o[mt][nt][h * 2] *= f;
@@ -437,7 +437,7 @@ template <class C> __global__ void __launch_bounds__(C::T, 1) mla_kernel(struct 
         for (int t = blockIdx.y; t < a.c.rows; t += gridDim.y) { /* no more tiles than rows */
             int r0 = t, n = 1;
             if (a.tile_rows > 1) {
-                if (!tile_find<C::T>(a.c.slot, a.c.rows, a.tile_rows, t, sh.rows))
+                if (!tile_find<C::T>(a, t, sh.rows))
                     break;
                 r0 = sh.rows.pick[0];
                 n = sh.rows.pick[1];

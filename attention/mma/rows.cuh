@@ -11,7 +11,7 @@ extern "C" {
 
 /* Rows of a tile. Dead rows and those behind the last have first = last = row0 = 0. */
 template <int N> struct tile_rows {
-    uint64_t anc[N];
+    uint64_t anc[N];                /* of the row's window and not behind the row */
     int first[N], last[N], row0[N]; /* row0: from here on bits decide; = last without a tree */
     int pick[6];                    /* what one thread found for all */
     int warp_a[32], warp_b[32];
@@ -25,35 +25,65 @@ struct tile_span {
     bool dead;          /* some row of the tile sees nothing */
 };
 
-/* Finds tile `t`, counting those of earlier runs: rows of one slot, cut every `rb` rows. Needs all
- * threads; false when there are fewer tiles. */
-template <int T, int N>
-static __device__ bool tile_find(const int32_t *slot, int rows, int rb, int t, tile_rows<N> &s)
+/* x / y for 0 <= x < 2^24, 0 < y: a third of what the compiler's division takes. */
+static __device__ __forceinline__ int tile_div(int x, int y)
 {
-    int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-    int per = (rows + T - 1) / T, a = min(tid * per, rows), b = min(a + per, rows), mark = -1;
-    for (int i = a; i < b; i++)
-        if (i == 0 || slot[i] != slot[i - 1])
-            mark = i;
-    int start = mark; /* greatest beginning of a run up to here */
-    for (int o = 1; o < 32; o <<= 1) {
-        int x = __shfl_up_sync(0xffffffffu, start, o);
-        if (lane >= o)
-            start = max(start, x);
-    }
-    if (lane == 31)
-        s.warp_a[warp] = start;
-    start = __shfl_up_sync(0xffffffffu, start, 1);
+    int q = (int)__fdividef((float)x, (float)y), r = x - q * y;
+    return q + (r >= y) - (r < 0);
+}
+
+/* Whether a tile begins x rows behind the beginning of a run; of tiles of 2 rows or more. */
+static __device__ __forceinline__ bool tile_begins(const struct mma_args &a, int x)
+{
+    return __umulhi((uint32_t)x, a.row_inv) * (uint32_t)a.tile_rows == (uint32_t)x;
+}
+
+/* Whether a run of rows of one slot begins at row i. */
+static __device__ __forceinline__ bool run_begins(const int32_t *slot, int i)
+{
+    return i == 0 || slot[i] != slot[i - 1];
+}
+
+/* The last beginning of a run before row lo, -1 when there is none; each thread has rows [lo, hi).
+ * Needs all threads. */
+template <int N>
+static __device__ __forceinline__ int run_start(const int32_t *slot, int lo, int hi,
+                                                tile_rows<N> &s)
+{
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, start = -1;
+#pragma unroll 1
+    for (int i = lo; i < hi; i++)
+        if (run_begins(slot, i))
+            start = i;
+    uint32_t some = __ballot_sync(0xffffffffu, start >= 0), below = some & ((1u << lane) - 1);
+    int top = __shfl_sync(0xffffffffu, start, some ? 31 - __clz(some) : 0);
+    start = __shfl_sync(0xffffffffu, start, below ? 31 - __clz(below) : 0);
     if (lane == 0)
-        start = -1;
+        s.warp_a[warp] = top;
     __syncthreads();
-    for (int w = 0; w < warp; w++)
-        start = max(start, s.warp_a[w]);
-    int at = start, n = 0;
-    for (int i = a; i < b; i++) {
-        if (i == 0 || slot[i] != slot[i - 1])
-            at = i;
-        n += (i - at) % rb == 0;
+    if (!below) {
+        start = -1;
+#pragma unroll 1
+        for (int w = 0; w < warp; w++)
+            start = max(start, s.warp_a[w]);
+    }
+    return start;
+}
+
+/* Finds tile `t`, counting those of earlier runs: rows of one slot, cut every tile_rows rows. Needs
+ * all threads; false when there are fewer tiles. */
+template <int T, int N>
+static __device__ __forceinline__ bool tile_find(const struct mma_args &a, int t, tile_rows<N> &s)
+{
+    const int32_t *slot = a.c.slot;
+    int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, rows = a.c.rows;
+    int per = (rows + T - 1) / T, lo = min(tid * per, rows), hi = min(lo + per, rows);
+    int start = run_start(slot, lo, hi, s), run = start, n = 0;
+#pragma unroll 1
+    for (int i = lo; i < hi; i++) {
+        if (run_begins(slot, i))
+            run = i;
+        n += tile_begins(a, i - run);
     }
     int sum = n;
     for (int o = 1; o < 32; o <<= 1) {
@@ -67,16 +97,19 @@ static __device__ bool tile_find(const int32_t *slot, int rows, int rb, int t, t
         s.pick[1] = 0;
     __syncthreads();
     int before = sum - n;
+#pragma unroll 1
     for (int w = 0; w < warp; w++)
         before += s.warp_b[w];
     if (before <= t && t < before + n) {
-        at = start;
-        for (int i = a; i < b; i++) {
-            if (i == 0 || slot[i] != slot[i - 1])
-                at = i;
-            if ((i - at) % rb == 0 && before++ == t) {
+        run = start;
+#pragma unroll 1
+        for (int i = lo; i < hi; i++) {
+            if (run_begins(slot, i))
+                run = i;
+            if (tile_begins(a, i - run) && before++ == t) {
                 int e = i + 1;
-                while (e < rows && e < i + rb && slot[e] == slot[i])
+#pragma unroll 1
+                while (e < rows && e < i + a.tile_rows && slot[e] == slot[i])
                     e++;
                 s.pick[0] = i;
                 s.pick[1] = e - i;
@@ -93,39 +126,51 @@ template <int T, int N>
 static __device__ __forceinline__ void tile_load(const struct attn_call &c, int r0, int n,
                                                  tile_rows<N> &s)
 {
-    for (int i = threadIdx.x; i < N; i += T) {
-        int f = 0, l = 0, x = 0;
-        uint64_t bits = 0;
-        if (i < n) {
-            f = c.first[r0 + i];
-            l = c.last[r0 + i];
-            if (f >= l)
-                f = l = 0;
-            x = l;
-            if (c.ancestors && f < l) {
-                x = min(c.row0[r0 + i], l);
-                bits = c.ancestors[r0 + i];
-            }
+    static_assert(N <= T, "a row a thread");
+    int i = threadIdx.x, f = 0, l = 0, x = 0;
+    uint64_t bits = 0;
+    if (i >= N)
+        return;
+    if (i < n) {
+        f = c.first[r0 + i];
+        l = c.last[r0 + i];
+        if (f >= l)
+            f = l = 0;
+        x = l;
+        if (c.ancestors && f < l) {
+            x = min(c.row0[r0 + i], l);
+            bits = c.ancestors[r0 + i];
+            if (l - x < 64)
+                bits &= (1ull << (l - x)) - 1;
+#pragma unroll 1
+            for (int k = f - x; k > 0; k--) /* those that lie before the row's window */
+                bits &= bits - 1;
         }
-        s.first[i] = f;
-        s.last[i] = l;
-        s.row0[i] = x;
-        s.anc[i] = bits;
     }
+    s.first[i] = f;
+    s.last[i] = l;
+    s.row0[i] = x;
+    s.anc[i] = bits;
 }
 
-/* Whether row i of the tile sees position p. In a tree the bits below p's must number at least
- * those that lie before the row's window. */
+/* Whether row i of the tile sees position p. */
 template <int N>
 static __device__ __forceinline__ bool tile_sees(const tile_rows<N> &s, int i, int p)
 {
-    int x = s.row0[i], j = p - x;
-    if (j < 0)
-        return p >= s.first[i];
-    if (p >= s.last[i] || j >= 64)
-        return false;
-    uint64_t bits = s.anc[i];
-    return bits >> j & 1 && __popcll(bits & ((1ull << j) - 1)) >= s.first[i] - x;
+    int j = p - s.row0[i];
+    return j < 0 ? p >= s.first[i] : j < 64 && s.anc[i] >> j & 1;
+}
+
+/* Bit j: row i of the tile sees position p + j. */
+template <int N>
+static __device__ __forceinline__ uint64_t tile_bits(const tile_rows<N> &s, int i, int p)
+{
+    int x = s.row0[i] - p, f = max(s.first[i] - p, 0);
+    uint64_t tree = s.anc[i], all = ~0ull;
+    tree = x >= 64 || x <= -64 ? 0 : x >= 0 ? tree << x : tree >> -x;
+    if (f < x && f < 64)
+        tree |= all << f & all >> (64 - min(x, 64));
+    return tree;
 }
 
 /* Every warp works it out for itself. */
@@ -139,6 +184,7 @@ static __device__ __forceinline__ tile_span tile_measure(const tile_rows<N> &s, 
         r.whole = !tree && r.all_lo <= r.all_hi;
         return r;
     }
+#pragma unroll 1
     for (int i = lane; i < n; i += 32) {
         if (s.first[i] >= s.last[i]) {
             dead = 1;
@@ -149,13 +195,11 @@ static __device__ __forceinline__ tile_span tile_measure(const tile_rows<N> &s, 
         all_lo = max(all_lo, s.first[i]);
         all_hi = min(all_hi, s.row0[i]);
     }
-    for (int o = 16; o > 0; o >>= 1) {
-        lo = min(lo, __shfl_xor_sync(0xffffffffu, lo, o));
-        hi = max(hi, __shfl_xor_sync(0xffffffffu, hi, o));
-        all_lo = max(all_lo, __shfl_xor_sync(0xffffffffu, all_lo, o));
-        all_hi = min(all_hi, __shfl_xor_sync(0xffffffffu, all_hi, o));
-        dead |= __shfl_xor_sync(0xffffffffu, dead, o);
-    }
+    lo = __reduce_min_sync(0xffffffffu, lo);
+    hi = __reduce_max_sync(0xffffffffu, hi);
+    all_lo = __reduce_max_sync(0xffffffffu, all_lo);
+    all_hi = __reduce_min_sync(0xffffffffu, all_hi);
+    dead = __any_sync(0xffffffffu, dead);
     tile_span r = {lo, hi, all_lo, all_hi, !tree && all_lo <= all_hi, dead != 0};
     return r;
 }
@@ -169,6 +213,7 @@ static __device__ __forceinline__ int tile_key(const struct mma_args &a, const t
     bool seen = p >= w.lo && p < w.hi;
     if (seen && !w.whole && (p < w.all_lo || p >= w.all_hi)) {
         seen = false;
+#pragma unroll 1
         for (int i = 0; i < n && !seen; i++)
             seen = tile_sees(s, i, p);
     }
@@ -184,24 +229,25 @@ static __device__ __forceinline__ int tile_share(const struct mma_args &a, const
                                                  int split, int *begin, int *end)
 {
     int t0 = w.lo / BN, nt = (w.hi + BN - 1) / BN - t0;
-    int n = max(min(a.fill, nt), min(a.splits, nt / (SPLIT_LONG / BN))), per = (nt + n - 1) / n;
+    int n = max(min(a.fill, nt), min(a.splits, nt / (SPLIT_LONG / BN)));
+    int per = tile_div(nt + n - 1, n);
     *begin = t0 + split * per;
     *end = min(*begin + per, t0 + nt);
-    return (nt + per - 1) / per;
+    return tile_div(nt + per - 1, per);
 }
 
 /* Weight of the keys' sums in the output of a head whose maximum is m (base 2) and whose sum of
- * weights is l; the logarithm of the whole sum goes to *lse. v_scale: of an fp8 cache, else 1. */
+ * weights is l. v_scale: of an fp8 cache, else 1. */
 static __device__ __forceinline__ float head_scale(const struct mma_args &a, int head, float m,
-                                                   float l, float *lse)
+                                                   float l)
 {
-    *lse = l > 0 ? (m + __log2f(l)) * MMA_LN2 : -INFINITY;
+    float f = 1;
     if (a.c.sinks && l > 0) {
         float k = a.c.sinks[head] * MMA_LOG2E, top = fmaxf(m, k);
-        float f = ex2(m - top);
-        return a.c.v_scale * f / (l * f + ex2(k - top));
+        f = ex2(m - top);
+        l = l * f + ex2(k - top);
     }
-    return l > 0 ? a.c.v_scale / l : 0.0f;
+    return l > 0 ? __fdividef(a.c.v_scale * f, l) : 0.0f;
 }
 
 /* Where line m of a tile belongs. */
@@ -210,10 +256,16 @@ struct tile_line {
     bool on;
 };
 
+/* Row of the tile that line m belongs to. */
+static __device__ __forceinline__ int tile_row(const struct mma_args &a, int m)
+{
+    return (int)((uint32_t)m * a.head_inv >> 16);
+}
+
 static __device__ __forceinline__ tile_line line_of(const struct mma_args &a, int r0, int n,
                                                     int kvh, int ht, int m)
 {
-    int i = m / a.tile_heads, h = m - i * a.tile_heads + ht * a.tile_heads;
+    int i = tile_row(a, m), h = m - i * a.tile_heads + ht * a.tile_heads;
     tile_line l = {r0 + i, kvh * a.group + h, i < n && h < a.group};
     return l;
 }
@@ -224,8 +276,8 @@ static __device__ __forceinline__ void line_put(const struct mma_args &a, const 
                                                 int split)
 {
     x.x *= f, x.y *= f, x.z *= f, x.w *= f;
-    float *p = part ? a.part + (((int64_t)split * a.c.rows + l.row) * a.c.n_head + l.head) * dv
-                    : a.c.out + l.row * a.c.ldo + (int64_t)l.head * dv;
+    float *p = part ? a.part + (int64_t)((split * a.c.rows + l.row) * a.c.n_head + l.head) * dv
+                    : a.c.out + l.row * a.c.ldo + l.head * dv;
     *(float4 *)(p + col) = x;
 }
 
@@ -234,16 +286,32 @@ static __device__ __forceinline__ float line_end(const struct mma_args &a, const
                                                  float m, float sum, bool part, int split,
                                                  bool write)
 {
-    int64_t at = (int64_t)l.row * a.c.n_head + l.head;
+    int at = l.row * a.c.n_head + l.head;
     if (part) {
         if (write)
-            ((float2 *)a.part_ml)[(int64_t)split * a.c.rows * a.c.n_head + at] = {m, sum};
+            ((float2 *)a.part_ml)[split * a.c.rows * a.c.n_head + at] = {m, sum};
         return 1.0f;
     }
-    float lse, f = head_scale(a, l.head, m, sum, &lse);
     if (write && a.c.lse)
-        a.c.lse[at] = lse;
-    return f;
+        a.c.lse[at] = sum > 0 ? (m + __log2f(sum)) * MMA_LN2 : -INFINITY;
+    return head_scale(a, l.head, m, sum);
+}
+
+/* Lines of a tile that see nothing at all. */
+template <int DV, int T>
+static __device__ __forceinline__ void tile_nothing(const struct mma_args &a, int r0, int n,
+                                                    int kvh, int ht)
+{
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n * a.tile_heads * (DV / 4); i += T) {
+        tile_line l = line_of(a, r0, n, kvh, ht, i / (DV / 4));
+        int col = i % (DV / 4) * 4;
+        if (!l.on)
+            continue;
+        line_put(a, l, DV, col, make_float4(0, 0, 0, 0), 0, false, 0);
+        if (col == 0 && a.c.lse)
+            a.c.lse[l.row * a.c.n_head + l.head] = -INFINITY;
+    }
 }
 
 /* A line's values of two neighbouring groups of 8 columns, as a product leaves them (a lane holds

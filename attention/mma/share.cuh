@@ -33,14 +33,14 @@ struct share_tile {
     int n, slot, lo, hi;
 };
 
-/* All loads at once: none waits for what another says. */
+/* No load waits for what another says. */
 static __device__ __forceinline__ share_tile share_look(const struct mma_args &a, int r0)
 {
     int most = min(a.tile_rows, a.c.rows - r0);
     const int32_t *begin = a.c.ancestors ? a.c.row0 : a.c.first;
     share_tile t = {0, a.c.slot[r0], INT_MAX, 0};
     bool same = true;
-#pragma unroll 4
+#pragma unroll 1
     for (int i = r0; i < r0 + most; i++) {
         int f = a.c.first[i], l = a.c.last[i], x = begin[i];
         same &= a.c.slot[i] == t.slot;
@@ -68,7 +68,9 @@ static __device__ __forceinline__ int share_begin(const struct share &s, int wor
 static __device__ __forceinline__ int share_owner(const struct share &s, int unit)
 {
     int bound = s.more * (s.size + 1);
-    return unit < bound ? unit / (s.size + 1) : s.more + (unit - bound) / s.size;
+    bool low = unit < bound;
+    return (low ? 0 : s.more) +
+           (int)((uint32_t)(low ? unit : unit - bound) / (uint32_t)(low ? s.size + 1 : s.size));
 }
 
 static __device__ __forceinline__ void share_set(struct share &s, int r0, const share_tile &t)
@@ -94,30 +96,18 @@ static __device__ __forceinline__ struct share share_find(const struct mma_args 
     share_tile own = {};
     if (lo < hi) /* beside the search for beginnings, not behind it */
         own = share_look(a, lo);
-    auto begins = [&](int i) { return i == 0 || slot[i] != slot[i - 1]; };
-    if (rb > 1) { /* greatest beginning of a run before this thread's rows */
-        for (int i = lo; i < hi; i++)
-            if (begins(i))
-                start = i;
-        uint32_t some = __ballot_sync(0xffffffffu, start >= 0), below = some & ((1u << lane) - 1);
-        int top = __shfl_sync(0xffffffffu, start, some ? 31 - __clz(some) : 0);
-        start = __shfl_sync(0xffffffffu, start, below ? 31 - __clz(below) : 0);
-        if (lane == 0)
-            s.warp_a[warp] = top;
-        __syncthreads();
-        if (!below) {
-            start = -1;
-            for (int w = 0; w < warp; w++)
-                start = max(start, s.warp_a[w]);
-        }
-    }
+    if (rb > 1)
+        start = run_start(slot, lo, hi, s);
     /* tiles that begin in this thread's rows: f(row, tile) until it is true */
     auto tiles = [&](auto f) {
         int run = start;
+#pragma unroll 1
         for (int i = lo; i < hi; i++) {
-            if (rb > 1 && begins(i))
+            if (rb > 1 && run_begins(slot, i))
                 run = i;
-            if ((rb == 1 || (i - run) % rb == 0) && f(i, i == lo ? own : share_look(a, i)))
+            if (rb > 1 && !tile_begins(a, i - run))
+                continue;
+            if (f(i, i == lo ? own : share_look(a, i)))
                 return;
         }
     };
@@ -158,9 +148,9 @@ static __device__ __forceinline__ struct share share_find(const struct mma_args 
     r.heads = a.c.n_kv * a.head_tiles;
     all *= r.heads;
     all_tiles *= r.heads;
-    r.size = all / workers;
+    r.size = (int)((uint32_t)all / (uint32_t)workers);
     r.more = all - r.size * workers;
-    int each = (all_tiles + workers - 1) / workers;
+    int each = tile_div(all_tiles + workers - 1, workers);
     r.whole = each * most <= r.size + SLACK;
     r.at = r.whole ? worker * each : share_begin(r, worker);
     r.end = r.whole ? min(r.at + each, all_tiles) : min(share_begin(r, worker + 1), all);
@@ -207,7 +197,7 @@ struct piece {
 static __device__ __forceinline__ piece share_piece(const struct share &s, int worker)
 {
     piece p = {};
-    p.head = s.skip / s.units;
+    p.head = tile_div(s.skip, s.units);
     p.begin = s.skip - p.head * s.units;
     p.end = s.whole ? s.units : min(s.units, p.begin + s.end - s.at);
     p.parts = 1;
@@ -240,19 +230,34 @@ struct line_sum {
 template <class V, class ML>
 static __device__ __forceinline__ line_sum line_merge(int n, V v, ML ml)
 {
+    constexpr int STEP = 4;
     line_sum r = {{0, 0, 0, 0}, -INFINITY, 0};
-#pragma unroll 8
-    for (int i = 0; i < n; i++)
-        r.m = fmaxf(r.m, ml(i).x);
-    float base = r.m == -INFINITY ? 0.0f : r.m;
-#pragma unroll 8
-    for (int i = 0; i < n; i++) {
-        float2 x = ml(i);
-        float4 y = v(i);
-        float f = ex2(x.x - base);
-        r.l = fmaf(x.y, f, r.l);
-        r.v.x = fmaf(y.x, f, r.v.x), r.v.y = fmaf(y.y, f, r.v.y);
-        r.v.z = fmaf(y.z, f, r.v.z), r.v.w = fmaf(y.w, f, r.v.w);
+#pragma unroll 1
+    for (int i = 0; i < n; i += STEP) {
+        float2 x[STEP];
+        float4 y[STEP];
+        float m = r.m;
+#pragma unroll
+        for (int j = 0; j < STEP; j++) {
+            x[j] = {-INFINITY, 0};
+            y[j] = {0, 0, 0, 0};
+            if (i + j < n) {
+                x[j] = ml(i + j);
+                y[j] = v(i + j);
+            }
+            m = fmaxf(m, x[j].x);
+        }
+        float base = m == -INFINITY ? 0.0f : m, f = ex2(r.m - base);
+        r.m = m;
+        r.l *= f;
+        r.v.x *= f, r.v.y *= f, r.v.z *= f, r.v.w *= f;
+#pragma unroll
+        for (int j = 0; j < STEP; j++) {
+            f = ex2(x[j].x - base);
+            r.l = fmaf(x[j].y, f, r.l);
+            r.v.x = fmaf(y[j].x, f, r.v.x), r.v.y = fmaf(y[j].y, f, r.v.y);
+            r.v.z = fmaf(y[j].z, f, r.v.z), r.v.w = fmaf(y[j].w, f, r.v.w);
+        }
     }
     return r;
 }
@@ -291,6 +296,7 @@ static __device__ __forceinline__ void piece_merge(const struct mma_args &a, int
     __syncthreads();
     if (!*last)
         return;
+#pragma unroll 1
     for (int i = threadIdx.x; i < n * a.tile_heads * (C::DV / 4); i += C::T) {
         int m = i / (C::DV / 4), col = i % (C::DV / 4) * 4;
         tile_line l = line_of(a, r0, n, kvh, ht, m);
@@ -307,21 +313,6 @@ static __device__ __forceinline__ void piece_merge(const struct mma_args &a, int
             continue;
         float f = line_end(a, l, x.m, x.l, false, 0, col == 0);
         line_put(a, l, C::DV, col, x.v, f, false, 0);
-    }
-}
-
-/* Lines of the tile that see nothing at all. */
-template <class C>
-static __device__ void piece_nothing(const struct mma_args &a, int r0, int n, int kvh, int ht)
-{
-    for (int i = threadIdx.x; i < n * a.tile_heads * (C::DV / 4); i += C::T) {
-        tile_line l = line_of(a, r0, n, kvh, ht, i / (C::DV / 4));
-        int col = i % (C::DV / 4) * 4;
-        if (!l.on)
-            continue;
-        line_put(a, l, C::DV, col, make_float4(0, 0, 0, 0), 0, false, 0);
-        if (col == 0 && a.c.lse)
-            a.c.lse[(int64_t)l.row * a.c.n_head + l.head] = -INFINITY;
     }
 }
 

@@ -223,7 +223,7 @@ static __device__ __forceinline__ void wide_mask(const struct mma_args &a, const
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int i = (line0 + h * 8 + (lane >> 2)) / a.tile_heads, p0 = t * C::BN + (lane & 3) * 2;
+        int i = tile_row(a, line0 + h * 8 + (lane >> 2)), p0 = t * C::BN + (lane & 3) * 2;
         int first = sh.rows.first[i] - p0, last = sh.rows.last[i] - p0;
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
