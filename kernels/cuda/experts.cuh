@@ -47,9 +47,9 @@ static __device__ __forceinline__ uint4 few_load(const void *p)
 /* The lane's part of rows [row0, row0 + 32) and [row1, row1 + 32) of two weights, from column
  * `col` on. */
 template <bool FP8>
-static __device__ __forceinline__ few_weight few_rows(const struct weight &w0, int64_t row0,
-                                                      const struct weight &w1, int64_t row1,
-                                                      int64_t col)
+static __device__ __forceinline__ few_weight few_rows(const struct weight &w0, unsigned row0,
+                                                      const struct weight &w1, unsigned row1,
+                                                      unsigned col)
 {
     int g = (threadIdx.x & 31) >> 2;
     few_weight f;
@@ -57,7 +57,7 @@ static __device__ __forceinline__ few_weight few_rows(const struct weight &w0, i
     f.p[0] = (const char *)w0.p + (row0 + g) * f.ld + col * (FP8 ? 1 : 2);
     f.p[1] = (const char *)w1.p + (row1 + g) * f.ld + col * (FP8 ? 1 : 2);
     if (FP8) {
-        int64_t blocks = (w0.k + 127) / 128, size = w0.scale_dt == DT_F32 ? 4 : 2;
+        unsigned blocks = ((unsigned)w0.k + 127) / 128, size = w0.scale_dt == DT_F32 ? 4 : 2;
         f.scale_dt = w0.scale_dt;
         f.scale[0] = (const char *)w0.scale + (row0 / 128 * blocks + col / 128) * size;
         f.scale[1] = (const char *)w1.scale + (row1 / 128 * blocks + col / 128) * size;
@@ -65,15 +65,25 @@ static __device__ __forceinline__ few_weight few_rows(const struct weight &w0, i
     return f;
 }
 
+/* cuda_load of a scale, in few instructions. */
+static __device__ __forceinline__ float few_scale(const void *p, enum dtype dt, unsigned i)
+{
+    if (dt == DT_F32)
+        return ((const float *)p)[i];
+    uint16_t u = ((const uint16_t *)p)[i];
+    return dt == DT_BF16 ? __uint_as_float((uint32_t)u << 16) : __half2float(__ushort_as_half(u));
+}
+
 template <int NT, bool FP8>
 static __device__ __forceinline__ void few_load_w(few_chunk<NT, FP8> &c, const few_weight &f, int k)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        c.w[i] = few_load(f.p[i >> 2] + (i & 3) * 8 * f.ld + (int64_t)k * (FP8 ? 1 : 2));
+        c.w[i] = few_load(f.p[i >> 2] + (i & 3) * 8 * f.ld + (unsigned)k * (FP8 ? 1u : 2u));
     if (FP8)
+#pragma unroll
         for (int i = 0; i < 2; i++)
-            c.scale[i] = cuda_load(f.scale[i], f.scale_dt, k / 128);
+            c.scale[i] = few_scale(f.scale[i], f.scale_dt, (unsigned)k / 128);
 }
 
 /* x[t]: the lane's vector of tile t (column g), or NULL. */
@@ -170,6 +180,7 @@ static __device__ __forceinline__ void few_run(float (&acc)[4][NT][4], const few
         few_load_x(c[0], x, k);
     if (k + step < K)
         few_load_x(c[1], x, k + step);
+#pragma unroll 1
     while (k < K) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -224,6 +235,8 @@ struct moe_args {
     struct op_moe_ffn a;
     struct moe_lists list;
     int slices, width; /* the shared MLP as experts of this width */
+    int groups;        /* tiles of a slice */
+    unsigned per_pick; /* pick_row: 2^31 / topk, rounded up */
     float *act;        /* [picks, inter] and then [R * slices, width] */
     float *y;          /* [R, topk + slices, H] times its weight */
     int32_t *done;     /* [H / 64] blocks that are done, 0 between calls; NULL: moe_finish_kernel */

@@ -22,6 +22,7 @@ static __device__ __forceinline__ uint4 load16(const void *p)
 static __device__ __forceinline__ void unpack8(float *f, const uint4 &v)
 {
     const uint32_t u[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
     for (int i = 0; i < 4; i++) {
         f[2 * i] = __uint_as_float(u[i] << 16);
         f[2 * i + 1] = __uint_as_float(u[i] & 0xffff0000u);
@@ -38,27 +39,26 @@ __global__ void __launch_bounds__(THREADS) heads_few_kernel(struct op_matmul_hea
 {
     int h = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, K = (int)a.w.k;
     int i0 = (blockIdx.x * WARPS + warp) * N_LINES;
-    const __nv_bfloat16 *W =
-        (const __nv_bfloat16 *)a.w.p + (h * a.w_head_stride + a.w_row0 + i0) * (int64_t)K;
+    const __nv_bfloat16 *W = (const __nv_bfloat16 *)a.w.p +
+                             (h * a.w_head_stride + a.w_row0 + i0) * (int64_t)K + lane * 8;
     uint4 w[N_LINES][N_LOADS] = {};
 #pragma unroll
     for (int l = 0; l < N_LINES; l++)
 #pragma unroll
         for (int j = 0; j < N_LOADS; j++)
             if (i0 + l < a.n_rows && j * 256 + lane * 8 < K)
-                w[l][j] = load16(W + l * K + j * 256 + lane * 8);
+                w[l][j] = load16(W + l * K + j * 256);
     cuda_trigger();
     cuda_wait();
 #pragma unroll 2
     for (int r = 0; r < a.rows; r++) {
-        const float *x = a.x + r * a.ldx + h * a.x_stride;
+        const float *x = a.x + r * a.ldx + h * a.x_stride + lane * 8;
         float s[N_LINES] = {};
 #pragma unroll
         for (int j = 0; j < N_LOADS; j++) {
-            int k = j * 256 + lane * 8;
-            if (k >= K)
+            if (j * 256 + lane * 8 >= K)
                 continue;
-            float4 u = *(const float4 *)(x + k), v = *(const float4 *)(x + k + 4);
+            float4 u = *(const float4 *)(x + j * 256), v = *(const float4 *)(x + j * 256 + 4);
 #pragma unroll
             for (int l = 0; l < N_LINES; l++) {
                 float f[8];

@@ -19,9 +19,15 @@ struct block_picks {
     int pick[16]; /* the picks, or rows of a slice */
 };
 
-static __host__ __device__ __forceinline__ int shared_tiles(const struct moe_args &m, int tile)
+static __host__ __device__ __forceinline__ int shared_tiles(const struct moe_args &m)
 {
-    return m.slices * ((m.a.rows + tile - 1) / tile);
+    return m.slices * m.groups;
+}
+
+/* p / topk, below 2^31 / topk picks. */
+static __device__ __forceinline__ int pick_row(const struct moe_args &m, int p)
+{
+    return (int)((uint64_t)(unsigned)p * m.per_pick >> 31);
 }
 
 /* Tile t of the picks of a call with few of them: experts in the order of their first pick, each
@@ -38,6 +44,7 @@ static __device__ void find_picks(const struct op_moe_ffn &a, int t, int tile, b
     int e = p < n ? ids[p] : -1;
     bool on = e >= 0 && e < a.experts;
     if (p / 32 * 32 < n) /* warps with picks */
+#pragma unroll 1
         for (int i = 0; i < n; i++)
             rank += i < p && ids[i] == e;
     unsigned lead = __ballot_sync(0xffffffffu, on && rank % tile == 0);
@@ -45,6 +52,7 @@ static __device__ void find_picks(const struct op_moe_ffn &a, int t, int tile, b
         first[p / 32] = __popc(lead);
     __syncthreads();
     int at = __popc(lead & ((1u << p % 32) - 1));
+#pragma unroll 1
     for (int i = 0; i < p / 32; i++)
         at += first[i];
     if (on && rank % tile == 0 && at == t) {
@@ -62,24 +70,38 @@ static __device__ void find_picks(const struct op_moe_ffn &a, int t, int tile, b
     __syncthreads();
 }
 
-template <int NT> static __device__ void block_find(const struct moe_args &m, int t, block_picks *b)
+/* Tile t of the shared MLP's; with pick_find, what a block works on. */
+template <int NT>
+static __device__ __forceinline__ void slice_find(const struct moe_args &m, int t, block_picks *b)
 {
     enum { TILE = NT * 8 };
-    int sh = shared_tiles(m, TILE);
-    if (t < sh) {
-        int groups = sh / m.slices, r0 = t % groups * TILE, n = min((int)TILE, m.a.rows - r0);
+    int slice = t / m.groups, r0 = (t - slice * m.groups) * TILE, n = min((int)TILE, m.a.rows - r0);
+    if (threadIdx.x == 0) {
+        b->e = m.a.experts + slice;
+        b->n = n;
+    }
+    if ((int)threadIdx.x < n)
+        b->pick[threadIdx.x] = r0 + threadIdx.x;
+    __syncthreads();
+}
+
+/* Tile t of the picks. */
+template <int NT>
+static __device__ __forceinline__ void pick_find(const struct moe_args &m, int t, block_picks *b)
+{
+    if (m.a.rows == 1) {
         if (threadIdx.x == 0) {
-            b->e = m.a.experts + t / groups;
-            b->n = n;
+            int e = m.a.ids[t];
+            b->e = e >= 0 && e < m.a.experts ? e : -1;
+            b->n = 1;
+            b->pick[0] = t;
         }
-        if ((int)threadIdx.x < n)
-            b->pick[threadIdx.x] = r0 + threadIdx.x;
         __syncthreads();
     } else if (m.list.n_tile) {
-        bool on = t - sh < *m.list.n_tile;
+        bool on = t < *m.list.n_tile;
         struct moe_tile l = {-1, 0, 0, 0};
         if (on)
-            l = m.list.tile[t - sh];
+            l = m.list.tile[t];
         if (threadIdx.x == 0) {
             b->e = l.e;
             b->n = l.n;
@@ -87,16 +109,8 @@ template <int NT> static __device__ void block_find(const struct moe_args &m, in
         if ((int)threadIdx.x < l.n)
             b->pick[threadIdx.x] = m.list.perm[l.at + threadIdx.x];
         __syncthreads();
-    } else if (m.a.rows == 1) {
-        if (threadIdx.x == 0) {
-            int e = m.a.ids[t - sh];
-            b->e = e >= 0 && e < m.a.experts ? e : -1;
-            b->n = 1;
-            b->pick[0] = t - sh;
-        }
-        __syncthreads();
     } else {
-        find_picks(m.a, t - sh, TILE, b);
+        find_picks(m.a, t, NT * 8, b);
     }
 }
 
@@ -123,28 +137,26 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
     __shared__ const void *table[2][FP8 ? 1 : TABLE]; /* known before the experts are */
     const struct op_moe_ffn &a = m.a;
     int n0 = blockIdx.x * 32, t = blockIdx.y, g = (threadIdx.x & 31) >> 2, K = a.hidden;
-    int sh = shared_tiles(m, NT * 8);
-    bool early = t < sh && n0 < m.width;
+    int sh = shared_tiles(m);
+    bool early = t < sh;
     few_weight f;
     few_chunk<NT, FP8> c[2];
     if (early) {
-        int64_t row = (int64_t)(t / (sh / m.slices)) * m.width + n0;
-        f = few_rows<FP8>(a.sh_gate, row, a.sh_up, row, 0);
-        few_start(c, f, K);
-    }
-    bool listed = !FP8 && a.experts <= TABLE;
-    if (listed && !early && (int)threadIdx.x < a.experts) {
-        table[0][threadIdx.x] = a.gate[threadIdx.x].p;
-        table[1][threadIdx.x] = a.up[threadIdx.x].p;
-    }
-    cuda_wait();
-    cuda_trigger(); /* not before: moe_down_kernel relies on it */
-    if (t < sh && !early)
-        return;
-    block_find<NT>(m, t, &b);
-    if (b.e < 0 || (!early && n0 >= a.inter))
-        return;
-    if (!early) {
+        if (n0 < m.width) {
+            unsigned row = (unsigned)(t / m.groups * m.width + n0);
+            f = few_rows<FP8>(a.sh_gate, row, a.sh_up, row, 0);
+        }
+    } else {
+        bool listed = !FP8 && a.experts <= TABLE;
+        if (listed && (int)threadIdx.x < a.experts) {
+            table[0][threadIdx.x] = a.gate[threadIdx.x].p;
+            table[1][threadIdx.x] = a.up[threadIdx.x].p;
+        }
+        cuda_wait();
+        cuda_trigger(); /* not before: moe_down_kernel relies on it */
+        pick_find<NT>(m, t - sh, &b);
+        if (b.e < 0 || n0 >= a.inter)
+            return;
         if (listed) {
             struct weight gate = {}, up = {};
             gate.p = table[0][b.e];
@@ -154,18 +166,28 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
         } else {
             f = few_rows<FP8>(a.gate[b.e], n0, a.up[b.e], n0, 0);
         }
+    }
+    if (!early || n0 < m.width)
         few_start(c, f, K);
+    if (early) {
+        cuda_wait();
+        cuda_trigger();
+        if (n0 >= m.width)
+            return;
+        slice_find<NT>(m, t, &b);
     }
     const float *x[NT];
+#pragma unroll
     for (int i = 0; i < NT; i++) {
         int v = i * 8 + g;
         x[i] = NULL;
         if (v < b.n)
-            x[i] = a.x + (int64_t)(early ? b.pick[v] : b.pick[v] / a.topk) * K;
+            x[i] = a.x + (int64_t)(early ? b.pick[v] : pick_row(m, b.pick[v])) * K;
     }
     float acc[4][NT][4] = {};
     few_run(acc, f, x, K, c);
     few_store(&part, acc);
+#pragma unroll 1
     for (int i = threadIdx.x; i < 32 * b.n; i += FEW_THREADS) {
         float gate = few_sum(&part, i % 32, i / 32), up = few_sum(&part, 32 + i % 32, i / 32);
         block_act(m, &b, i / 32)[n0 + i % 32] = gate / (1.0f + __expf(-gate)) * up;
@@ -178,15 +200,19 @@ static __device__ __forceinline__ float row_sum(const struct op_moe_ffn &a, cons
 {
     enum { AT_ONCE = 8 }; /* loads of so many */
     float s = 0;
-    const float *v = y + r * (a.topk + slices) * a.hidden + h;
-    for (int k0 = 0; k0 < a.topk + slices; k0 += AT_ONCE) {
+    int n = a.topk + slices;
+    const float *v = y + r * n * a.hidden + h;
+    const int32_t *id = a.ids + r * a.topk;
+#pragma unroll 1
+    for (int k0 = 0; k0 < n; k0 += AT_ONCE, id += AT_ONCE) {
         float u[AT_ONCE];
         bool on[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            int k = k0 + i, e = k < a.topk ? a.ids[r * a.topk + k] : 0;
-            on[i] = k < a.topk + slices && e >= 0 && e < a.experts;
-            u[i] = k < a.topk + slices ? __ldcg(v + (int64_t)k * a.hidden) : 0;
+            int k = k0 + i;
+            on[i] = k < n && (k >= a.topk || (unsigned)id[i] < (unsigned)a.experts);
+            u[i] = k < n ? __ldcg(v) : 0;
+            v += a.hidden;
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
@@ -208,32 +234,37 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
     __shared__ bool last;
     const struct op_moe_ffn &a = m.a;
     int h0 = blockIdx.x * 64, t = blockIdx.y, g = (threadIdx.x & 31) >> 2;
-    bool early = t < shared_tiles(m, NT * 8);
+    int sh = shared_tiles(m);
+    bool early = t < sh;
     int K = early ? m.width : a.inter;
     few_weight f;
     few_chunk<NT, FP8> c[2];
-    block_find<NT>(m, t, &b);
+    if (early)
+        slice_find<NT>(m, t, &b);
+    else
+        pick_find<NT>(m, t - sh, &b);
     if (b.e >= 0) {
         const struct weight &w = early ? a.sh_down : a.down[b.e];
-        f = few_rows<FP8>(w, h0, w, h0 + 32, early ? (int64_t)(b.e - a.experts) * m.width : 0);
+        f = few_rows<FP8>(w, h0, w, h0 + 32, early ? (unsigned)((b.e - a.experts) * m.width) : 0);
         few_start(c, f, K);
     }
     cuda_trigger();
     cuda_wait();
     if (b.e >= 0) {
         const float *x[NT];
+#pragma unroll
         for (int i = 0; i < NT; i++)
             x[i] = i * 8 + g < b.n ? block_act(m, &b, i * 8 + g) : NULL;
         float acc[4][NT][4] = {};
         few_run(acc, f, x, K, c);
         few_store(&part, acc);
-        int per = a.topk + m.slices;
+#pragma unroll 1
         for (int i = threadIdx.x; i < 64 * b.n; i += FEW_THREADS) {
             int p = b.pick[i / 64];
-            int64_t at = early ? (int64_t)p * per + a.topk + b.e - a.experts
-                               : (int64_t)(p / a.topk) * per + p % a.topk;
+            int at = early ? p * (a.topk + m.slices) + a.topk + b.e - a.experts
+                           : p + pick_row(m, p) * m.slices;
             float w = early ? 1.0f : a.weights[p];
-            __stcg(m.y + at * a.hidden + h0 + i % 64, w * few_sum(&part, i % 64, i / 64));
+            __stcg(m.y + (int64_t)at * a.hidden + h0 + i % 64, w * few_sum(&part, i % 64, i / 64));
         }
     }
     if (!m.done)
@@ -248,6 +279,7 @@ __global__ void __launch_bounds__(FEW_THREADS, NT == 1 && !FP8 ? 2 : 1)
     __threadfence();
     if (threadIdx.x == 0)
         m.done[blockIdx.x] = 0;
+#pragma unroll 1
     for (int i = threadIdx.x; i < 64 * a.rows; i += FEW_THREADS) {
         int64_t r = i / 64;
         int h = h0 + i % 64;
@@ -273,13 +305,15 @@ int moe_finish(struct dev *d, const struct op_moe_ffn *a, const float *y, int sl
                        y, slices);
 }
 
-template <int NT, bool FP8> static int launch_few(struct dev *d, const struct moe_args *m)
+template <int NT, bool FP8> static int launch_few(struct dev *d, struct moe_args *m)
 {
     const struct op_moe_ffn *a = &m->a;
+    m->groups = (a->rows + NT * 8 - 1) / (NT * 8);
+    m->per_pick = (unsigned)((((uint64_t)1 << 31) + (unsigned)a->topk - 1) / (unsigned)a->topk);
     int64_t picks = (int64_t)a->rows * a->topk, tiles = picks;
     if (m->list.n_tile && a->experts + picks / (NT * 8) < tiles)
         tiles = a->experts + picks / (NT * 8);
-    unsigned grid = (unsigned)(tiles + shared_tiles(*m, NT * 8));
+    unsigned grid = (unsigned)(tiles + shared_tiles(*m));
     int widest = m->width > a->inter ? m->width : a->inter;
     TRY(cuda_launch(d, moe_gate_up_kernel<NT, FP8>, dim3((unsigned)widest / 32, grid), FEW_THREADS,
                     0, *m));

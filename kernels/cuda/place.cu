@@ -119,9 +119,11 @@ template <int V> static __device__ void latent_row(const struct op_mla_place &a,
         return;
     const float *x = a.kv + r * a.ldkv;
     float sum = 0, inv = 1 / a.scale; /* fp8 only */
+#pragma unroll 1
     for (int i = threadIdx.x * V; i < a.lora; i += WARPS * 32 * V)
         sum += vec_sumsq<V>(vec_load<V>(x + i));
     float scale = rsqrtf(cuda_block_sum(sum) / (float)a.lora + a.eps);
+#pragma unroll 1
     for (int i = threadIdx.x * V; i < a.lora; i += WARPS * 32 * V) {
         vec<V> v = vec_load<V>(x + i), w = vec_load_any<V>(a.norm.p, a.norm.dt, i);
 #pragma unroll
@@ -131,6 +133,7 @@ template <int V> static __device__ void latent_row(const struct op_mla_place &a,
     }
     int64_t pos = a.pos[r];
     bool turned = pos >= 0 && pos < a.pos_max;
+#pragma unroll 1
     for (int i = threadIdx.x; i < half; i += WARPS * 32) {
         int lo = a.lora + pair_lo(a.interleaved, i), hi = a.lora + pair_hi(a.interleaved, i, half);
         vec<1> u = vec_load<1>(x + lo), v = vec_load<1>(x + hi);
@@ -161,6 +164,7 @@ template <int V> __global__ void __launch_bounds__(WARPS * 32) mla_kernel(struct
     float *out = a.q_out + r * a.ldo + h * a.out_stride;
     int64_t pos = a.pos[r];
     bool turned = pos >= 0 && pos < a.pos_max;
+#pragma unroll 1
     for (int i = lane; i < half; i += 32) { /* a lane reads and writes the same two elements */
         int lo = pair_lo(a.interleaved, i), hi = pair_hi(a.interleaved, i, half);
         vec<1> u = vec_load<1>(x + lo), v = vec_load<1>(x + hi);

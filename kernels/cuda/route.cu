@@ -20,9 +20,10 @@ static __device__ __forceinline__ uint32_t key_of(float v)
 static __device__ int pick(const uint32_t *c, int n, int lane)
 {
     uint32_t best = 0;
-    int at = n;
+    int at = lane;
+#pragma unroll 4
     for (int i = lane; i < n; i += 32) {
-        if (at == n || c[i] > best) {
+        if (c[i] > best) {
             best = c[i];
             at = i;
         }
@@ -37,8 +38,10 @@ static __device__ void limit_groups(const struct op_moe_route &a, float *c, uint
                                     int lane)
 {
     int size = a.experts / a.n_group;
+#pragma unroll 1
     for (int g = lane; g < a.n_group; g += 32) {
         float best = -INFINITY, second = -INFINITY;
+#pragma unroll 1
         for (int i = g * size; i < (g + 1) * size; i++) {
             if (c[i] > best) {
                 second = best;
@@ -51,6 +54,7 @@ static __device__ void limit_groups(const struct op_moe_route &a, float *c, uint
     }
     __syncwarp();
     uint64_t keep = 0;
+#pragma unroll 1
     for (int k = 0; k < a.topk_group; k++) {
         int g = pick(score, a.n_group, lane);
         keep |= 1ull << g;
@@ -59,6 +63,7 @@ static __device__ void limit_groups(const struct op_moe_route &a, float *c, uint
             score[g] = 0;
         __syncwarp();
     }
+#pragma unroll 1
     for (int i = lane; i < a.experts; i += 32)
         if (!(keep >> (i / size) & 1))
             c[i] = -INFINITY;
@@ -77,11 +82,13 @@ static __device__ void route_row(const struct op_moe_route &a, int r, float *s)
         max = fmaxf(max, s[i]);
     }
     max = cuda_warp_max(max);
+#pragma unroll 1
     for (int i = lane; i < a.experts; i += 32) {
         s[i] = a.score == MOE_SIGMOID ? 1.0f / (1.0f + expf(-s[i])) : expf(s[i] - max);
         sum += s[i];
     }
     sum = cuda_warp_sum(sum);
+#pragma unroll 1
     for (int i = lane; i < a.experts; i += 32) {
         if (a.score == MOE_SOFTMAX)
             s[i] /= sum;
@@ -91,10 +98,12 @@ static __device__ void route_row(const struct op_moe_route &a, int r, float *s)
     if (a.group != MOE_GROUP_NONE && a.n_group > 1)
         limit_groups(a, c, (uint32_t *)(c + a.experts), lane);
     uint32_t *key = (uint32_t *)c;
+#pragma unroll 1
     for (int i = lane; i < a.experts; i += 32)
         key[i] = key_of(c[i]);
     __syncwarp();
     float total = 0, mine = 0; /* the weight of pick `lane` */
+#pragma unroll 1
     for (int k = 0; k < a.topk; k++) {
         int e = pick(key, a.experts, lane);
         float w = s[e];
@@ -111,6 +120,28 @@ static __device__ void route_row(const struct op_moe_route &a, int r, float *s)
     if (lane < a.topk)
         a.weights[(int64_t)r * a.topk + lane] = mine * f;
     __syncwarp();
+}
+
+/* Elements k … k + 8 of the norm's weight, which is aligned, or ones. */
+static __device__ __forceinline__ void norm8(const struct weight &norm, int k, float *to)
+{
+    float4 u = make_float4(1, 1, 1, 1), v = u;
+    if (norm.p && norm.dt == DT_BF16) {
+        uint4 b = *(const uint4 *)((const __nv_bfloat16 *)norm.p + k);
+        u = make_float4(__uint_as_float(b.x << 16), __uint_as_float(b.x & 0xffff0000u),
+                        __uint_as_float(b.y << 16), __uint_as_float(b.y & 0xffff0000u));
+        v = make_float4(__uint_as_float(b.z << 16), __uint_as_float(b.z & 0xffff0000u),
+                        __uint_as_float(b.w << 16), __uint_as_float(b.w & 0xffff0000u));
+    } else if (norm.p && norm.dt == DT_F32) {
+        u = *(const float4 *)((const float *)norm.p + k);
+        v = *(const float4 *)((const float *)norm.p + k + 4);
+    }
+    *(float4 *)to = u;
+    *(float4 *)(to + 4) = v;
+    if (norm.p && norm.dt != DT_BF16 && norm.dt != DT_F32)
+#pragma unroll 1
+        for (int i = 0; i < 8; i++)
+            to[i] = cuda_load(norm.p, norm.dt, k + i);
 }
 
 /* Grid: experts. `done` counts blocks and is 0 between calls. Shared: the norm's weight, or, in the
@@ -132,36 +163,51 @@ __global__ void __launch_bounds__(FEW_THREADS)
             if ((j * FEW_THREADS + (int)threadIdx.x) * 8 < K)
                 w[j] = few_load(W + (j * FEW_THREADS + threadIdx.x) * 8);
     }
-    for (int k = threadIdx.x; k < K; k += FEW_THREADS)
-        shared[k] = a.norm.p ? cuda_load(a.norm.p, a.norm.dt, k) : 1.0f;
+    if (K % 8 == 0)
+#pragma unroll 1
+        for (int k = threadIdx.x * 8; k < K; k += FEW_THREADS * 8)
+            norm8(a.norm, k, shared + k);
+    else
+#pragma unroll 1
+        for (int k = threadIdx.x; k < K; k += FEW_THREADS)
+            shared[k] = a.norm.p ? cuda_load(a.norm.p, a.norm.dt, k) : 1.0f;
     __syncthreads();
     cuda_trigger();
     cuda_wait();
 #pragma unroll 2
-    for (int r = 0; r < a.rows; r++) {
+    for (int r = 0; fast && r < a.rows; r++) {
         const float *x = a.x + (int64_t)r * K;
         float s = 0, squares = 0;
-        if (fast) {
 #pragma unroll
-            for (int j = 0; j < ROUTE_LOADS; j++) {
-                int k = (j * FEW_THREADS + (int)threadIdx.x) * 8;
-                if (k >= K)
-                    continue;
-                float4 u = *(const float4 *)(x + k), v = *(const float4 *)(x + k + 4);
-                float4 nu = *(const float4 *)(shared + k), nv = *(const float4 *)(shared + k + 4);
-                const __nv_bfloat162 *b = (const __nv_bfloat162 *)&w[j];
-                float2 f0 = __bfloat1622float2(b[0]), f1 = __bfloat1622float2(b[1]);
-                float2 f2 = __bfloat1622float2(b[2]), f3 = __bfloat1622float2(b[3]);
-                squares += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
-                squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-                s += u.x * nu.x * f0.x + u.y * nu.y * f0.y + u.z * nu.z * f1.x + u.w * nu.w * f1.y;
-                s += v.x * nv.x * f2.x + v.y * nv.y * f2.y + v.z * nv.z * f3.x + v.w * nv.w * f3.y;
-            }
-        } else {
-            for (int k = threadIdx.x; k < K; k += FEW_THREADS) {
-                s += x[k] * shared[k] * cuda_weight(a.router, e, k);
-                squares += x[k] * x[k];
-            }
+        for (int j = 0; j < ROUTE_LOADS; j++) {
+            int k = (j * FEW_THREADS + (int)threadIdx.x) * 8;
+            if (k >= K)
+                continue;
+            float4 u = *(const float4 *)(x + k), v = *(const float4 *)(x + k + 4);
+            float4 nu = *(const float4 *)(shared + k), nv = *(const float4 *)(shared + k + 4);
+            const __nv_bfloat162 *b = (const __nv_bfloat162 *)&w[j];
+            float2 f0 = __bfloat1622float2(b[0]), f1 = __bfloat1622float2(b[1]);
+            float2 f2 = __bfloat1622float2(b[2]), f3 = __bfloat1622float2(b[3]);
+            squares += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            s += u.x * nu.x * f0.x + u.y * nu.y * f0.y + u.z * nu.z * f1.x + u.w * nu.w * f1.y;
+            s += v.x * nv.x * f2.x + v.y * nv.y * f2.y + v.z * nv.z * f3.x + v.w * nv.w * f3.y;
+        }
+        s = cuda_warp_sum(s);
+        squares = cuda_warp_sum(squares);
+        if (lane == 0) {
+            part[0][warp][r] = s;
+            part[1][warp][r] = squares;
+        }
+    }
+#pragma unroll 1
+    for (int r = 0; !fast && r < a.rows; r++) {
+        const float *x = a.x + (int64_t)r * K;
+        float s = 0, squares = 0;
+#pragma unroll 1
+        for (int k = threadIdx.x; k < K; k += FEW_THREADS) {
+            s += x[k] * shared[k] * cuda_weight(a.router, e, k);
+            squares += x[k] * x[k];
         }
         s = cuda_warp_sum(s);
         squares = cuda_warp_sum(squares);
@@ -186,7 +232,9 @@ __global__ void __launch_bounds__(FEW_THREADS)
     if (threadIdx.x == 0)
         last = atomicAdd(done, 1) == (int)gridDim.x - 1;
     if (a.norm.p)
+#pragma unroll 1
         for (int r = e; r < a.rows; r += gridDim.x)
+#pragma unroll 4
             for (int k = threadIdx.x; k < K; k += FEW_THREADS)
                 a.y[(int64_t)r * K + k] = a.x[(int64_t)r * K + k] * rstd[r] * shared[k];
     __syncthreads();
@@ -195,6 +243,7 @@ __global__ void __launch_bounds__(FEW_THREADS)
     __threadfence();
     if (threadIdx.x == 0)
         *done = 0;
+#pragma unroll 1
     for (int r = warp; r < a.rows; r += FEW_WARPS)
         route_row(a, r, shared + warp * (2 * a.experts + GROUPS_MAX));
 }
@@ -217,10 +266,16 @@ static __device__ void team_choose(const struct op_moe_route &a, int r, const fl
     }
     if (a.score != MOE_SIGMOID)
         max = cuda_warp_max(max);
+    if (a.score == MOE_SIGMOID) {
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        s[i] = a.score == MOE_SIGMOID ? 1.0f / (1.0f + expf(-s[i])) : expf(s[i] - max);
-        sum += i * 32 + lane < a.experts ? s[i] : 0;
+        for (int i = 0; i < EACH; i++)
+            s[i] = 1.0f / (1.0f + expf(-s[i]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            s[i] = expf(s[i] - max);
+            sum += i * 32 + lane < a.experts ? s[i] : 0;
+        }
     }
     if (a.score == MOE_SOFTMAX)
         sum = cuda_warp_sum(sum);
@@ -231,6 +286,7 @@ static __device__ void team_choose(const struct op_moe_route &a, int r, const fl
             s[i] /= sum;
         key[i] = e < a.experts ? key_of(s[i] + (a.bias ? a.bias[e] : 0.0f)) : 0;
     }
+#pragma unroll 1
     for (int k = 0; k < a.topk; k++) {
         uint32_t best = key[0];
         float score = s[0];
@@ -275,15 +331,14 @@ __global__ void __launch_bounds__(TEAM_THREADS, 2) route_team_kernel(struct op_m
     uint4 w[TEAM_EACH];
     __shared__ __align__(16) float norms[TEAM_THREADS * 8]; /* a thread's own */
     float *norm = norms + k;
-    team_arrive();
+    team_here();
     cuda_trigger();
     const __nv_bfloat16 *W = (const __nv_bfloat16 *)a.router.p + (int64_t)e0 * K + k;
 #pragma unroll
     for (int i = 0; i < TEAM_EACH; i++)
         w[i] = on ? few_load(W + (int64_t)i * K) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        norm[i] = a.norm.p && on ? cuda_load(a.norm.p, a.norm.dt, k + i) : 1.0f;
+    if (on)
+        norm8(a.norm, k, norm);
     cuda_wait();
 #pragma unroll 1
     for (int r = 0; r < a.rows; r++) {
@@ -326,15 +381,15 @@ __global__ void __launch_bounds__(TEAM_THREADS, 2) route_team_kernel(struct op_m
             part[warp][r][TEAM_EACH] = squares;
     }
     __syncthreads();
+#pragma unroll 1
     for (int p = threadIdx.x; p < a.rows * TEAM_EACH; p += blockDim.x) {
         int r = p / TEAM_EACH, i = p % TEAM_EACH;
         float s = 0, squares = 0;
-#pragma unroll
-        for (int j = 0; j < TEAM_THREADS / 32; j++)
-            if (j < warps) {
-                s += part[j][r][i];
-                squares += part[j][r][TEAM_EACH];
-            }
+#pragma unroll 4
+        for (int j = 0; j < warps; j++) {
+            s += part[j][r][i];
+            squares += part[j][r][TEAM_EACH];
+        }
         float f = a.norm.p ? 1.0f / sqrtf(squares / (float)K + a.eps) : 1.0f;
         if (p == threadIdx.x)
             team_wait(); /* the first block is there */
@@ -347,28 +402,38 @@ __global__ void __launch_bounds__(TEAM_THREADS, 2) route_team_kernel(struct op_m
         team_wait();
     team_arrive();
     __syncthreads();
+#pragma unroll 1
     for (int p = threadIdx.x; p < a.rows * TEAM_EACH; p += blockDim.x)
-        a.logits[(int64_t)(p / TEAM_EACH) * a.experts + e0 + p % TEAM_EACH] =
+        a.logits[p / TEAM_EACH * a.experts + e0 + p % TEAM_EACH] =
             sums[p / TEAM_EACH][p % TEAM_EACH];
-    int size = (int)gridDim.x;
-    for (int r = 0; a.norm.p && on && r < a.rows; r++)
-        if ((r + 1) % size == (int)blockIdx.x) {
-            const float *x = a.x + (int64_t)r * K + k;
-            float *y = a.y + (int64_t)r * K + k;
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                y[i] = x[i] * rstd[r] * norm[i];
+    int size = (int)gridDim.x, r0 = (int)blockIdx.x - 1; /* row 0 is not the first block's */
+    if (a.norm.p && on)
+#pragma unroll 1
+        for (int r = r0 < 0 ? size - 1 : r0; r < a.rows; r += size) {
+            const float4 *x = (const float4 *)(a.x + (int64_t)r * K + k);
+            float4 *y = (float4 *)(a.y + (int64_t)r * K + k), u = x[0], v = x[1];
+            float4 nu = *(const float4 *)norm, nv = *(const float4 *)(norm + 4);
+            float f = rstd[r];
+            y[0] = make_float4(u.x * f * nu.x, u.y * f * nu.y, u.z * f * nu.z, u.w * f * nu.w);
+            y[1] = make_float4(v.x * f * nv.x, v.y * f * nv.y, v.z * f * nv.z, v.w * f * nv.w);
         }
     team_wait();
+#pragma unroll 1
     for (int r = warp; blockIdx.x == 0 && r < a.rows; r += warps)
         team_choose(a, r, logits[r]);
+}
+
+static bool aligned(const void *p)
+{
+    return ((uintptr_t)p & 15) == 0;
 }
 
 static bool route_team_fits(const struct dev *d, const struct op_moe_route *a)
 {
     return cuda_dev_early(d) && a->rows <= TEAM_ROWS && a->experts <= TEAM_EXPERTS &&
            a->experts % TEAM_EACH == 0 && a->router.dt == DT_BF16 && a->router.k % 8 == 0 &&
-           a->router.k <= TEAM_THREADS * 8 && (a->group == MOE_GROUP_NONE || a->n_group <= 1);
+           a->router.k <= TEAM_THREADS * 8 && aligned(a->y) &&
+           (a->group == MOE_GROUP_NONE || a->n_group <= 1);
 }
 
 /* Logits of many rows: grid (experts / 64, ceil(R / 16)). */
@@ -403,11 +468,6 @@ __global__ void route_kernel(struct op_moe_route a)
     cuda_wait();
     if (r < a.rows)
         route_row(a, r, rows + warp * (2 * a.experts + GROUPS_MAX));
-}
-
-static bool aligned(const void *p)
-{
-    return ((uintptr_t)p & 15) == 0;
 }
 
 /* Norm and logits of many rows; leaves the rows they are of in a->x. */
@@ -452,7 +512,8 @@ extern "C" int cuda_do_moe_route(struct dev *d, const struct op_moe_route *op)
         return E_UNSUPPORTED;
     b.router = cuda_weight_dev(d, op->router);
     b.norm = cuda_weight_dev(d, op->norm);
-    if (a->router.p && aligned(a->x) && aligned(a->router.p) && route_team_fits(d, a)) {
+    if (a->router.p && aligned(a->x) && aligned(a->router.p) && aligned(a->norm.p) &&
+        route_team_fits(d, a)) {
         unsigned size = (unsigned)a->experts / TEAM_EACH;
         if (size > 8 && cudaFuncSetAttribute(route_team_kernel,
                                              cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
@@ -463,8 +524,8 @@ extern "C" int cuda_do_moe_route(struct dev *d, const struct op_moe_route *op)
     size_t row = (size_t)(2 * a->experts + GROUPS_MAX) * sizeof(float);
     size_t smem = (size_t)a->router.k * sizeof(float);
     smem = smem > row * FEW_WARPS ? smem : row * FEW_WARPS;
-    if (a->router.p && aligned(a->x) && aligned(a->router.p) && a->rows <= ROUTE_FEW &&
-        smem <= 40 * 1024)
+    if (a->router.p && aligned(a->x) && aligned(a->router.p) && aligned(a->norm.p) &&
+        a->rows <= ROUTE_FEW && smem <= 40 * 1024)
         return cuda_launch(d, route_few_kernel, dim3((unsigned)a->experts), FEW_THREADS, smem, *a,
                            d->flags);
     if (a->router.p)

@@ -31,6 +31,14 @@ static __device__ __forceinline__ float team_get(const float *p, int rank)
     return v;
 }
 
+/* An arrival that promises nothing but that the block runs. */
+static __device__ __forceinline__ void team_here(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
 /* What was written before an arrival is there behind everyone's wait. */
 static __device__ __forceinline__ void team_arrive(void)
 {
