@@ -13,6 +13,25 @@ static __device__ __forceinline__ void cp16(uint32_t dst, const void *src, bool 
                  : "memory");
 }
 
+/* For what is read once, as large weights are: it leaves the second-level cache first, so that
+ * rows, caches and code stay. */
+static __device__ __forceinline__ uint64_t l2_once(void)
+{
+    uint64_t p;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    return p;
+}
+
+/* The same with a policy. */
+static __device__ __forceinline__ void cp16_by(uint32_t dst, const void *src, bool on,
+                                               uint64_t policy)
+{
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst),
+        "l"(src), "r"(on ? 16 : 0), "l"(policy)
+        : "memory");
+}
+
 static __device__ __forceinline__ void cp_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -9,6 +9,7 @@
 #ifndef SPECD_CUDA_EXPERTS_CUH
 #define SPECD_CUDA_EXPERTS_CUH
 
+#include "kernels/cuda/async.cuh"
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/mma.cuh"
 
@@ -38,9 +39,10 @@ template <bool FP8> static __device__ __forceinline__ int few_k0(void)
 static __device__ __forceinline__ uint4 few_load(const void *p)
 {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
+    asm volatile(
+        "ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(p), "l"(l2_once()));
     return v;
 }
 

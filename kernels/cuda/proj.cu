@@ -206,6 +206,7 @@ static int proj(struct dev *d, const struct op_proj *op, const struct op_qkv_pla
             (!small || small_streams(d, &s))) {
             s.placed = *placed = true;
             s.place = *place;
+            s.head_inv = UINT32_MAX / (uint32_t)place->hd + 1;
         }
         return small ? small_run(d, &s) : stream_run(d, &s, a.w[0].dt);
     }

@@ -33,7 +33,8 @@ bool stream_fits(const struct weight *w, const float *x, int64_t ldx)
 /* fp8: a head lies in one block of scales. */
 bool stream_places(const struct stream_args *a, const struct op_qkv_place *p, enum dtype dt)
 {
-    return a->n_part == 3 && p->hd % 16 == 0 && (dt == DT_BF16 || 128 % p->hd == 0);
+    return a->n_part == 3 && p->hd % 16 == 0 && a->tiles < 1 << 16 &&
+           (dt == DT_BF16 || 128 % p->hd == 0);
 }
 
 int stream_run(struct dev *d, const struct stream_args *a, enum dtype dt)

@@ -46,6 +46,7 @@ struct stream_args {
      * or k is 8 elements of a head and their partners half a head on. */
     bool placed;
     struct op_qkv_place place;
+    uint32_t head_inv; /* 2^32 / place.hd rounded up */
 };
 
 static __device__ __forceinline__ void stream_tile(const struct stream_args &a, int t, int *part,
@@ -63,6 +64,12 @@ static __device__ __forceinline__ void stream_tile(const struct stream_args &a, 
     *row0 = (t - a.part[p].tile0) * 16;
 }
 
+/* Where element n of q, k or v is in its head; n < 2^20. */
+static __device__ __forceinline__ int stream_in_head(const struct stream_args &a, int n)
+{
+    return n - (int)__umulhi((uint32_t)n, a.head_inv) * a.place.hd;
+}
+
 /* The tile's rows: row0 … row0 + 8 and row1 … row1 + 8. */
 template <bool PLACE>
 static __device__ __forceinline__ void stream_tile_rows(const struct stream_args &a, int t,
@@ -71,7 +78,7 @@ static __device__ __forceinline__ void stream_tile_rows(const struct stream_args
     stream_tile(a, t, part, row0);
     *row1 = *row0 + 8;
     if (PLACE && *part < 2) {
-        int in = *row0 % a.place.hd;
+        int in = stream_in_head(a, *row0);
         *row0 -= in / 2;
         *row1 = *row0 + a.place.hd / 2;
     }
@@ -152,8 +159,8 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     __nv_bfloat16 *norm = (__nv_bfloat16 *)(squares + WARPS * TOK);    /* [k] */
     cuda_trigger();
     int unit = a.silu ? 2 : 1, units = a.tiles / unit;
-    int t0 = (int)((int64_t)blockIdx.x * units / gridDim.x) * unit;
-    int t1 = (int)((int64_t)(blockIdx.x + 1) * units / gridDim.x) * unit;
+    int each = units / (int)gridDim.x, more = units - each * (int)gridDim.x, b = (int)blockIdx.x;
+    int t0 = (b * each + min(b, more)) * unit, t1 = t0 + (each + (b < more)) * unit;
     int passes = (t1 - t0 + MT - 1) / MT, chunks = (a.k + SUB * CK - 1) / (SUB * CK);
     int nc = warp < chunks ? (chunks - warp + WARPS - 1) / WARPS : 0;
     int64_t row_bytes = (int64_t)a.k * (FP8 ? 1 : 2);
@@ -175,6 +182,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
         }
     };
     uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
+    uint64_t once = l2_once();
     auto ask = [&](int slot) {
         if (todo > 0) {
             int kb = (warp + ic * WARPS) * SUB * 64;
@@ -186,8 +194,8 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         bool on = row[m][h] && (SUB == 1 || kb + s * 64 < row_bytes);
-                        cp16(dst + ((s * MT + m) * 2 + h) * 512,
-                             on ? row[m][h] + kb + s * 64 : a.part[0].w, on);
+                        cp16_by(dst + ((s * MT + m) * 2 + h) * 512,
+                                on ? row[m][h] + kb + s * 64 : a.part[0].w, on, once);
                     }
             todo--;
             if (++ic == nc) {
@@ -201,7 +209,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     if (NORM) /* with the first chunk's group */
         for (int j = threadIdx.x * 8; j < a.k; j += WARPS * 32 * 8)
             cp16((uint32_t)__cvta_generic_to_shared(norm + j), a.norm + j, true);
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < D; i++)
         ask(i);
     cuda_wait();
@@ -272,6 +280,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
         return *n < a.part[part].n ? &a.part[part] : NULL;
     };
     int slot = 0;
+#pragma unroll 1
     for (int p = 0; p < passes; p++) {
         float acc[MT][NT][4] = {}, before[EACH];
         vec<1> c1 = {}, s1 = {}; /* the angle of the thread's element */
@@ -280,7 +289,8 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
             int r, col, n;
             const struct stream_part *w = place(p, 0, &r, &col, &n);
             if (w && w < a.part + 2 && mine.at >= 0) {
-                n = n % a.place.hd % (a.place.hd / 2);
+                n = stream_in_head(a, n);
+                n -= n >= a.place.hd / 2 ? a.place.hd / 2 : 0;
                 c1 = vec_load<1>(a.place.cos + mine.at + n);
                 s1 = vec_load<1>(a.place.sin + mine.at + n);
             }
@@ -291,6 +301,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
             const struct stream_part *w = a.accumulate ? place(p, e, &r, &col, &n) : NULL;
             before[e] = w ? w->out[r * w->ldo + n] : 0;
         }
+#pragma unroll 1
         for (int c = 0; c < nc; c++) {
             uint32_t hi[SUB][NT][XN / 2], lo[SUB][NT][XN / 2];
             float scaled[SUB][MT];
@@ -337,10 +348,9 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
                 for (int i = 0; i < SUB * MT; i++)
                     scaled[i / MT][i % MT] = scale[i / MT][i % MT];
-            if (c + 1 < nc)
-                load_x(p, c + 1);
-            else if (p + 1 < passes)
-                load_x(p + 1, 0);
+            bool same = c + 1 < nc; /* pass; else the next */
+            if (same || p + 1 < passes)
+                load_x(same ? p : p + 1, same ? c + 1 : 0);
             cp_wait<D - 1>();
             uint4 w[SUB][MT][2];
             const uint4 *from = ring + slot * (SUB * MT * 64);
