@@ -176,4 +176,15 @@ static __device__ __forceinline__ void fp8_put_q(char *q, char *rest, int m, int
     }
 }
 
+/* The same for what C's caches hold, in two parts where C says so. */
+template <class C>
+static __device__ __forceinline__ void tile_put_q(char *q, int m, int chunk, float4 x, float4 y)
+{
+    char *rest = C::HL ? q + C::q_bytes : NULL;
+    if constexpr (C::F8)
+        fp8_put_q<C::DQ>(q, rest, m, chunk, x, y);
+    else
+        bf16_put_q<C::DQ>(q, rest, m, chunk, x, y);
+}
+
 #endif

@@ -85,4 +85,20 @@ template <int D> struct rows_of {
     }
 };
 
+/* Eight queries (columns 8 * chunk …) of a line to their places, what bf16 leaves of them to those
+ * of `rest` unless that is NULL. */
+template <int D>
+static __device__ __forceinline__ void bf16_put_q(char *q, char *rest, int m, int chunk, float4 x,
+                                                  float4 y)
+{
+    uint4 w = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y), pack_bf16(y.z, y.w)};
+    uint32_t at = rows_of<D>::at(m, chunk);
+    *(uint4 *)(q + at) = w;
+    if (rest) {
+        uint4 r = {pack_rest(x.x, x.y, w.x), pack_rest(x.z, x.w, w.y), pack_rest(y.x, y.y, w.z),
+                   pack_rest(y.z, y.w, w.w)};
+        *(uint4 *)(rest + at) = r;
+    }
+}
+
 #endif

@@ -197,20 +197,7 @@ static __device__ __forceinline__ void gqa_load_q(const struct mma_args &a, char
         if (!l.on)
             continue;
         const float4 *p = (const float4 *)(a.c.q + l.row * a.c.ldq + l.head * C::DQ + chunk * 8);
-        float4 x = p[0], y = p[1];
-        if constexpr (C::F8) {
-            fp8_put_q<C::DQ>(q, C::HL ? q + C::q_bytes : NULL, m, chunk, x, y);
-            continue;
-        }
-        uint4 w = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y),
-                   pack_bf16(y.z, y.w)};
-        uint32_t at = rows_of<C::DQ>::at(m, chunk);
-        *(uint4 *)(q + at) = w;
-        if (C::HL) {
-            uint4 r = {pack_rest(x.x, x.y, w.x), pack_rest(x.z, x.w, w.y), pack_rest(y.x, y.y, w.z),
-                       pack_rest(y.z, y.w, w.w)};
-            *(uint4 *)(q + C::q_bytes + at) = r;
-        }
+        tile_put_q<C>(q, m, chunk, p[0], p[1]);
     }
 }
 

@@ -204,20 +204,8 @@ static __device__ __forceinline__ void mla_load_q(const struct mma_args &a, char
             int chunk = c0 + i * LINE;
             if (chunk >= V)
                 continue;
-            float4 x = *(const float4 *)(p + chunk * 8), y = *(const float4 *)(p + chunk * 8 + 4);
-            if constexpr (C::F8) {
-                fp8_put_q<C::DQ>(q, C::HL ? q + C::q_bytes : NULL, m, chunk, x, y);
-                continue;
-            }
-            uint4 w = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y),
-                       pack_bf16(y.z, y.w)};
-            uint32_t at = rows_of<C::DQ>::at(m, chunk);
-            *(uint4 *)(q + at) = w;
-            if (C::HL) {
-                uint4 r = {pack_rest(x.x, x.y, w.x), pack_rest(x.z, x.w, w.y),
-                           pack_rest(y.x, y.y, w.z), pack_rest(y.z, y.w, w.w)};
-                *(uint4 *)(q + C::q_bytes + at) = r;
-            }
+            const float4 *from = (const float4 *)(p + chunk * 8);
+            tile_put_q<C>(q, m, chunk, from[0], from[1]);
         }
     }
 }
