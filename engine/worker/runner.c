@@ -7,7 +7,6 @@
  * (COMBINED_REQS). */
 #include "engine/worker/runner.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/check.h"
@@ -611,28 +610,43 @@ static int place(struct runner *r, struct err *e)
                                r->d, e);
 }
 
-static int compare_ints(const void *a, const void *b)
-{
-    return *(const int *)a - *(const int *)b;
-}
-
-/* Buckets of a verify's rows: small numbers exactly, then the usual ones, and every bucket of
- * requests with all their rows, so that uniform chains are not padded. */
-static int row_buckets(int reqs, int rows, int *out, int cap)
+/* Buckets of a verify's rows: small numbers exactly, then the usual ones. */
+static int row_buckets(int rows, bool exact, int *out)
 {
     enum { EXACT = 8 };
-    int n = graph_buckets(reqs * rows, out, cap), uniform[BUCKETS_MAX];
-    for (int v = 1; v <= EXACT && v <= reqs * rows && rows > 1; v++)
+    int n = 0, usual[BUCKETS_MAX], m = graph_buckets(rows, usual, BUCKETS_MAX);
+    for (int v = 1; v <= EXACT && v <= rows && exact; v++)
         out[n++] = v;
-    for (int i = 0, m = graph_buckets(reqs, uniform, BUCKETS_MAX); i < m; i++)
-        out[n++] = uniform[i] * rows;
-    CHECK(n <= cap);
-    qsort(out, (size_t)n, sizeof *out, compare_ints);
-    int m = 0;
+    for (int i = 0; i < m; i++)
+        if (!exact || usual[i] > EXACT)
+            out[n++] = usual[i];
+    return n;
+}
+
+/* Appends a verify without a round unless it is there. */
+static int add_verify(struct graph_key *out, int n, int reqs, int rows)
+{
     for (int i = 0; i < n; i++)
-        if (m == 0 || out[i] != out[m - 1])
-            out[m++] = out[i];
-    return m;
+        if (out[i].reqs == reqs && out[i].rows == rows)
+            return n;
+    out[n] = (struct graph_key){.role = TGT_VERIFY, .reqs = reqs, .rows = rows};
+    return n + 1;
+}
+
+/* Every bucket of rows, of as many requests as can have them; and every bucket of requests with all
+ * their rows, at each depth: these are not padded, and attention cuts its work by the requests. */
+static int verify_keys(struct graph_key *out, const struct spec_shape *s, int reqs)
+{
+    int buckets[BUCKETS_MAX + 8], n = 0, m = row_buckets(reqs * s->rows, s->rows > 1, buckets);
+    for (int i = 0; i < m; i++)
+        n = add_verify(out, n, buckets[i] < reqs ? buckets[i] : reqs, buckets[i]);
+    m = graph_buckets(reqs, buckets, BUCKETS_MAX);
+    for (int i = 0; i < m && s->rows > 1; i++) {
+        n = add_verify(out, n, buckets[i], buckets[i] * s->rows);
+        for (int d = s->steps / 2; d >= 1 && s->topk == 1; d /= 2)
+            n = add_verify(out, n, buckets[i], buckets[i] * (d + 1));
+    }
+    return n;
 }
 
 /* Depths that rounds are recorded for: all of it, a half, a quarter … one. */
@@ -646,11 +660,8 @@ int runner_depth(const struct spec_shape *s, int want)
 
 int runner_keys(const struct runner *r, struct graph_key *out)
 {
-    int buckets[2 * BUCKETS_MAX], n = 0, reqs = r->sizes.reqs_max;
     const struct spec_shape *s = &r->spec_env.shape;
-    for (int i = 0, m = row_buckets(reqs, s->rows, buckets, (int)ARRAY_LEN(buckets)); i < m; i++)
-        out[n++] = (struct graph_key){
-            .role = TGT_VERIFY, .reqs = buckets[i] < reqs ? buckets[i] : reqs, .rows = buckets[i]};
+    int buckets[BUCKETS_MAX], reqs = r->sizes.reqs_max, n = verify_keys(out, s, reqs);
     if (!r->algo->propose)
         return n;
     int m = graph_buckets(reqs, buckets, BUCKETS_MAX);

@@ -13,7 +13,7 @@
 enum {
     RING_DEPTH = STEPS_MAX + 1,
     NEEDS_MAX = N_ROLES * LIM_KV_GROUPS,
-    KEYS_MAX = 256,
+    KEYS_MAX = 384,
 };
 
 struct runner {
