@@ -250,17 +250,22 @@ START_TEST(qkv_place)
 }
 END_TEST
 
-/* q and both caches of one way to compute them, from memory that starts the same. */
+/* Products and caches of one way to compute q, k and v, from memory that starts the same. The three
+ * products lie in one piece, at the same distances every time: cuBLASLt takes two as a batch where
+ * their addresses allow it, which gives other bits. */
 struct qkv_memory {
-    struct twin *q, *k, *v, *kc, *vc;
+    struct twin *rows, *kc, *vc;
+    size_t k, v; /* where they begin in `rows` */
 };
 
 static struct qkv_memory qkv_memory(struct twins *t, int rows, int nq, int nk)
 {
-    size_t r = (size_t)rows;
-    return (struct qkv_memory){twin_nans(t, r * (size_t)nq), twin_nans(t, r * (size_t)nk),
-                               twin_nans(t, r * (size_t)nk), poisoned(t, (size_t)(SLOTS * nk)),
-                               poisoned(t, (size_t)(SLOTS * nk))};
+    size_t q = ((size_t)(rows * nq) + 63) / 64 * 64, k = ((size_t)(rows * nk) + 63) / 64 * 64;
+    return (struct qkv_memory){.rows = twin_nans(t, q + 2 * k),
+                               .kc = poisoned(t, (size_t)(SLOTS * nk)),
+                               .vc = poisoned(t, (size_t)(SLOTS * nk)),
+                               .k = q,
+                               .v = q + k};
 }
 
 static void same_on_gpu(struct twins *t, const struct twin *a, const struct twin *b, size_t bytes,
@@ -319,6 +324,7 @@ START_TEST(qkv)
         for (int way = 0; way < 2; way++) {
             enum { side = SIDE_GPU };
             m[way] = qkv_memory(&t, r, nq, nk);
+            float *q = P(m[way].rows);
             struct op_qkv a = {.proj = {.x = P(x),
                                         .y = P(y),
                                         .rows = r,
@@ -326,11 +332,11 @@ START_TEST(qkv)
                                         .ldx = k,
                                         .eps = 1e-5f,
                                         .w = {w[0], w[1], w[2]},
-                                        .out = {P(m[way].q), P(m[way].k), P(m[way].v)},
+                                        .out = {q, q + m[way].k, q + m[way].v},
                                         .ldo = {nq, nk, nk}},
-                               .place = {.q = P(m[way].q),
-                                         .k = P(m[way].k),
-                                         .v = P(m[way].v),
+                               .place = {.q = q,
+                                         .k = q + m[way].k,
+                                         .v = q + m[way].v,
                                          .q_norm = head[0],
                                          .k_norm = head[1],
                                          .pos = P(pos),
@@ -364,7 +370,7 @@ START_TEST(qkv)
         }
         char what[64];
         snprintf(what, sizeof what, "qkv case %d, %d rows, q", _i, r);
-        same_on_gpu(&t, m[0].q, m[1].q, (size_t)(r * nq) * sizeof(float), what);
+        same_on_gpu(&t, m[0].rows, m[1].rows, (size_t)(r * nq) * sizeof(float), what);
         size_t bytes = (size_t)(SLOTS * nk) * dtype_size(dt);
         what[strlen(what) - 1] = 'k';
         same_on_gpu(&t, m[0].kc, m[1].kc, bytes, what);
