@@ -61,6 +61,8 @@ static int cuda_open(struct dev **out, const struct dev_conf *c, struct err *e)
     for (int i = 0; i < 2; i++)
         CU(e, cudaEventCreate(&d->trial_at[i]));
     CU(e, cudaMalloc(&d->lt_ws, CUDA_LT_BYTES));
+    /* cuBLASLt reduces parts that initcheck has not seen written */
+    CU(e, cudaMemsetAsync(d->lt_ws, 0, CUDA_LT_BYTES, d->stream));
     void *p;
     CU(e, cudaMalloc(&p, CUDA_SCRATCH_BYTES));
     d->scratch = (char *)p;
