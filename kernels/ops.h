@@ -21,6 +21,7 @@ struct op_embed {
     const int32_t *tok;
     struct weight e; /* [V,H] */
     int rows;
+    int64_t ldo; /* 0: H */
 };
 
 /* out = w * x / sqrt(mean(x^2) + eps) over `dim` (Zhang and Sennrich 2019); mean in double. `x` and
@@ -538,6 +539,22 @@ struct op_draft_fill {
     int reqs, rows, shift, saved0;
 };
 
+/* What a drafter's rows read, in one pass: pair[r] = [rmsnorm(E[tok[r]]) | rmsnorm(feat[src[r]])],
+ * and x[r] = feat[src[r]], or its norm. Tokens and indices that name no row give zeros, as in
+ * op_embed and op_gather; norms are op_rmsnorm's. `place` is done too. */
+struct op_draft_pair {
+    float *pair;                          /* [R, 2 H] */
+    float *x;                             /* [R,H]; NULL: not wanted */
+    const int32_t *tok;                   /* [R] */
+    const float *feat;                    /* [any, H], not overlapped by the outputs */
+    const int32_t *src;                   /* [R]; NULL: src[r] = r */
+    struct weight e, tok_norm, feat_norm; /* [V,H], [1,H], [1,H] */
+    int rows;
+    float eps;
+    bool x_normed;
+    struct op_rows_place place; /* rows: 0 or R */
+};
+
 /* Candidates of one draft round, by request of the step. Level l holds nodes [topk + (l - 1)
  * topk^2, …) (level 0: [0, topk)); a node's parent is -1 (the root) or a node of the level before.
  */
@@ -628,7 +645,7 @@ struct op_spec_note {
     X(embed)                                                                                       \
     X(rmsnorm) X(matmul) X(proj) X(mlp) X(matmul_heads) X(rope) X(kv_write) X(qkv_place) X(qkv) X(mla_place) X(silu_mul) X(add) X(gather)          \
         X(moe_route) X(moe_ffn) X(slot_update) X(rows_build) X(rows_note) X(rows_place) X(sample)  \
-            X(score) X(accept) X(reject) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pick)               \
+            X(score) X(accept) X(reject) X(kv_move) X(draft_begin) X(draft_fill) X(draft_pair) X(draft_pick)               \
                 X(draft_build) X(draft_ngram) X(spec_note) X(stamp)
 /* clang-format on */
 

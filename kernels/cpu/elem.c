@@ -17,7 +17,7 @@ static void embed_row(void *ud, int r)
     const struct job *j = ud;
     const struct op_embed *a = j->a;
     int64_t k = a->e.k;
-    float *out = a->out + r * k;
+    float *out = a->out + r * (a->ldo ? a->ldo : k);
     int32_t t = a->tok[r];
     if (t < 0 || t >= a->e.n)
         memset(out, 0, (size_t)k * sizeof(float));

@@ -178,3 +178,33 @@ int cpu_do_mla_place(struct dev *d, const struct op_mla_place *a)
     r.stride = a->out_stride;
     return cpu_do_rope(d, &r);
 }
+
+int cpu_do_draft_pair(struct dev *d, const struct op_draft_pair *a)
+{
+    int h = (int)a->e.k;
+    struct op_embed e = {a->pair, a->tok, a->e, a->rows, 2 * h};
+    struct op_gather g = {
+        .out = a->pair + h, .x = a->feat, .idx = a->src, .rows = a->rows, .dim = h, .ldo = 2 * h};
+    struct op_rmsnorm n = {.out = a->pair,
+                           .x = a->pair,
+                           .w = a->tok_norm,
+                           .rows = a->rows,
+                           .dim = h,
+                           .ldx = 2 * h,
+                           .ldo = 2 * h,
+                           .n_group = 1,
+                           .eps = a->eps};
+    struct op_gather x = {.out = a->x, .x = a->pair + h, .rows = a->rows, .dim = h, .ldx = 2 * h};
+    cpu_do_embed(d, &e);
+    cpu_do_rmsnorm(d, &n);
+    cpu_do_gather(d, &g);
+    if (a->x && !a->x_normed)
+        cpu_do_gather(d, &x);
+    n.out = a->pair + h;
+    n.x = a->pair + h;
+    n.w = a->feat_norm;
+    cpu_do_rmsnorm(d, &n);
+    if (a->x && a->x_normed)
+        cpu_do_gather(d, &x);
+    return cpu_do_rows_place(d, &a->place);
+}

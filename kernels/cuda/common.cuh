@@ -167,6 +167,20 @@ static __device__ __forceinline__ void cuda_row_pad(const struct row_arrays &o, 
     o.anc[r] = 0;
 }
 
+static __device__ __forceinline__ void cuda_row_place(const struct op_rows_place &a, int r)
+{
+    int first = 0, last = 0, wslot = -1;
+    if (a.slot[r] > 0 && a.tok[r] >= 0 && a.at[r] / a.page < a.pages_max) {
+        int at = a.at[r], from = a.from ? a.from[a.slot[r]] : 0;
+        last = at + 1;
+        first = max(from, a.window > 0 ? a.pos[r] + 1 - a.window : 0);
+        wslot = a.table[(int64_t)a.slot[r] * a.pages_max + at / a.page] * a.page + at % a.page;
+    }
+    a.first[r] = first;
+    a.last[r] = last;
+    a.wslot[r] = wslot;
+}
+
 /* By one thread of the grid, behind its cuda_wait: the time at which all before it is done. */
 static __device__ __forceinline__ void cuda_stamp(const struct op_stamp &a)
 {

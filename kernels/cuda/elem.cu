@@ -4,78 +4,113 @@
 
 enum { T = 256 };
 
+/* Elements j … j + V of token t's row. */
+template <int V>
+static __device__ __forceinline__ vec<V> embed_load(const struct weight &e, int32_t t, int64_t j)
+{
+    vec<V> x = {};
+    if (t < 0 || t >= e.n)
+        return x;
+    if (e.dt != DT_F8E4M3)
+        return vec_load_any<V>(e.p, e.dt, t * e.k + j);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        x.v[i] = cuda_weight(e, t, j + i);
+    return x;
+}
+
 template <int V> __global__ void __launch_bounds__(T) embed_kernel(struct op_embed a)
 {
     int64_t r = blockIdx.x, j = ((int64_t)blockIdx.y * T + threadIdx.x) * V;
     cuda_trigger();
     cuda_wait();
-    if (j >= a.e.k)
-        return;
-    int32_t t = a.tok[r];
-    vec<V> x = {};
-    if (t >= 0 && t < a.e.n) {
-        if (a.e.dt == DT_F8E4M3) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                x.v[i] = cuda_weight(a.e, t, j + i);
-        } else {
-            x = vec_load_any<V>(a.e.p, a.e.dt, t * a.e.k + j);
-        }
-    }
-    vec_store<V>(a.out + r * a.e.k + j, x);
+    if (j < a.e.k)
+        vec_store<V>(a.out + r * a.ldo + j, embed_load<V>(a.e, a.tok[r], j));
 }
 
 extern "C" int cuda_do_embed(struct dev *d, const struct op_embed *a)
 {
     struct op_embed b = *a;
     b.e = cuda_weight_dev(d, a->e);
-    bool wide = a->e.k % 4 == 0 && cuda_aligned(b.e.p) && cuda_aligned(a->out);
+    b.ldo = a->ldo ? a->ldo : a->e.k;
+    bool wide = cuda_width(a->e.k | b.ldo) == 4 && cuda_aligned(b.e.p) && cuda_aligned(a->out);
     dim3 grid((unsigned)a->rows, (unsigned)cuda_div_up(a->e.k, T * (wide ? 4 : 1)));
     return wide ? cuda_launch(d, embed_kernel<4>, grid, T, 0, b)
                 : cuda_launch(d, embed_kernel<1>, grid, T, 0, b);
 }
 
-/* grid (R, groups); a thread keeps its first NORM_KEEP vectors between the two passes */
+/* The norm of a row by a block: a thread keeps its first NORM_KEEP vectors between the two passes,
+ * and their weights, which need not wait for the kernel ahead. */
 enum { NORM_KEEP = 2 };
 
+template <int V> struct norm_weights {
+    vec<V> v[NORM_KEEP];
+};
+
+template <int V>
+static __device__ __forceinline__ norm_weights<V> norm_begin(const struct weight &w, int dim)
+{
+    norm_weights<V> r;
+    int step = (int)blockDim.x * V, first = (int)threadIdx.x * V;
+#pragma unroll
+    for (int k = 0; k < NORM_KEEP; k++)
+        if (first + k * step < dim)
+            r.v[k] = vec_load_any<V>(w.p, w.dt, first + k * step);
+    return r;
+}
+
+/* load(j) gives elements j … j + V, put(j, x, normed) takes them. */
+template <int V, class Load, class Put>
+static __device__ __forceinline__ void norm_row(const norm_weights<V> &begun,
+                                                const struct weight &w, int dim, float eps,
+                                                const Load &load, const Put &put)
+{
+    int step = (int)blockDim.x * V, first = (int)threadIdx.x * V;
+    vec<V> keep[NORM_KEEP];
+    float s = 0;
+    auto scaled = [&](vec<V> x, const vec<V> &u) {
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            x.v[i] *= s * u.v[i];
+        return x;
+    };
+#pragma unroll
+    for (int k = 0; k < NORM_KEEP; k++)
+        if (first + k * step < dim) {
+            keep[k] = load(first + k * step);
+            s += vec_sumsq<V>(keep[k]);
+        }
+    for (int j = first + NORM_KEEP * step; j < dim; j += step)
+        s += vec_sumsq<V>(load(j));
+    s = blockDim.x == 32 ? cuda_warp_sum(s) : cuda_block_sum(s);
+    s = rsqrtf(s / (float)dim + eps);
+#pragma unroll
+    for (int k = 0; k < NORM_KEEP; k++)
+        if (first + k * step < dim)
+            put(first + k * step, keep[k], scaled(keep[k], begun.v[k]));
+    for (int j = first + NORM_KEEP * step; j < dim; j += step) {
+        vec<V> x = load(j);
+        put(j, x, scaled(x, vec_load_any<V>(w.p, w.dt, j)));
+    }
+}
+
+static unsigned norm_threads(int dim, bool wide)
+{
+    int64_t t = cuda_div_up(dim, (wide ? 4 : 1) * NORM_KEEP);
+    return (unsigned)(t > 1024 ? 1024 : cuda_div_up(t, 32) * 32);
+}
+
+/* grid (R, groups) */
 template <int V> __global__ void rmsnorm_kernel(struct op_rmsnorm a)
 {
     const float *x = a.x + blockIdx.x * a.ldx + blockIdx.y * a.group_stride;
     float *out = a.out + blockIdx.x * a.ldo + blockIdx.y * a.group_stride_out;
-    int step = (int)blockDim.x * V, first = (int)threadIdx.x * V;
-    vec<V> keep[NORM_KEEP], w[NORM_KEEP];
     cuda_trigger();
-#pragma unroll
-    for (int k = 0; k < NORM_KEEP; k++)
-        if (first + k * step < a.dim)
-            w[k] = vec_load_any<V>(a.w.p, a.w.dt, first + k * step);
+    norm_weights<V> w = norm_begin<V>(a.w, a.dim);
     cuda_wait();
-    float s = 0;
-#pragma unroll
-    for (int k = 0; k < NORM_KEEP; k++)
-        if (first + k * step < a.dim) {
-            keep[k] = vec_load<V>(x + first + k * step);
-            s += vec_sumsq<V>(keep[k]);
-        }
-    for (int j = first + NORM_KEEP * step; j < a.dim; j += step)
-        s += vec_sumsq<V>(vec_load<V>(x + j));
-    s = blockDim.x == 32 ? cuda_warp_sum(s) : cuda_block_sum(s);
-    s = rsqrtf(s / (float)a.dim + a.eps);
-#pragma unroll
-    for (int k = 0; k < NORM_KEEP; k++)
-        if (first + k * step < a.dim) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                keep[k].v[i] *= s * w[k].v[i];
-            vec_store<V>(out + first + k * step, keep[k]);
-        }
-    for (int j = first + NORM_KEEP * step; j < a.dim; j += step) {
-        vec<V> v = vec_load<V>(x + j), u = vec_load_any<V>(a.w.p, a.w.dt, j);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            v.v[i] *= s * u.v[i];
-        vec_store<V>(out + j, v);
-    }
+    norm_row<V>(
+        w, a.w, a.dim, a.eps, [&](int j) { return vec_load<V>(x + j); },
+        [&](int j, const vec<V> &, const vec<V> &y) { vec_store<V>(out + j, y); });
 }
 
 extern "C" int cuda_do_rmsnorm(struct dev *d, const struct op_rmsnorm *a)
@@ -86,11 +121,61 @@ extern "C" int cuda_do_rmsnorm(struct dev *d, const struct op_rmsnorm *a)
         a->ldx | a->ldo | (a->n_group > 1 ? a->group_stride | a->group_stride_out : 0);
     bool wide = cuda_width(a->dim | strides) == 4 && cuda_aligned(a->x) && cuda_aligned(a->out) &&
                 cuda_aligned(b.w.p);
-    int64_t t = cuda_div_up(a->dim, (wide ? 4 : 1) * NORM_KEEP);
-    t = t > 1024 ? 1024 : cuda_div_up(t, 32) * 32;
+    unsigned t = norm_threads(a->dim, wide);
     dim3 grid((unsigned)a->rows, (unsigned)a->n_group);
-    return wide ? cuda_launch(d, rmsnorm_kernel<4>, grid, (unsigned)t, 0, b)
-                : cuda_launch(d, rmsnorm_kernel<1>, grid, (unsigned)t, 0, b);
+    return wide ? cuda_launch(d, rmsnorm_kernel<4>, grid, t, 0, b)
+                : cuda_launch(d, rmsnorm_kernel<1>, grid, t, 0, b);
+}
+
+/* Grid (R, 2 or 3): a row's embedding, its feature; the first blocks of the third kind place rows,
+ * a thread each. */
+template <int V> __global__ void draft_pair_kernel(struct op_draft_pair a)
+{
+    int64_t r = blockIdx.x, h = a.e.k;
+    bool is_feat = blockIdx.y == 1;
+    const struct weight &norm = is_feat ? a.feat_norm : a.tok_norm;
+    float *out = a.pair + 2 * h * r;
+    cuda_trigger();
+    if (blockIdx.y == 2) {
+        cuda_wait();
+        int64_t i = r * blockDim.x + threadIdx.x;
+        if (i < a.place.rows)
+            cuda_row_place(a.place, (int)i);
+        return;
+    }
+    norm_weights<V> w = norm_begin<V>(norm, (int)h);
+    cuda_wait();
+    if (!is_feat) {
+        int32_t tok = a.tok[r];
+        norm_row<V>(
+            w, norm, (int)h, a.eps, [&](int j) { return embed_load<V>(a.e, tok, j); },
+            [&](int j, const vec<V> &, const vec<V> &y) { vec_store<V>(out + j, y); });
+        return;
+    }
+    int64_t from = a.src ? a.src[r] : r;
+    norm_row<V>(
+        w, norm, (int)h, a.eps,
+        [&](int j) { return from < 0 ? vec<V>{} : vec_load<V>(a.feat + from * h + j); },
+        [&](int j, const vec<V> &x, const vec<V> &y) {
+            vec_store<V>(out + h + j, y);
+            if (a.x)
+                vec_store<V>(a.x + r * h + j, a.x_normed ? y : x);
+        });
+}
+
+extern "C" int cuda_do_draft_pair(struct dev *d, const struct op_draft_pair *op)
+{
+    struct op_draft_pair a = *op;
+    a.e = cuda_weight_dev(d, op->e);
+    a.tok_norm = cuda_weight_dev(d, op->tok_norm);
+    a.feat_norm = cuda_weight_dev(d, op->feat_norm);
+    bool wide = a.e.k % 4 == 0 && cuda_aligned(a.e.p) && cuda_aligned(a.tok_norm.p) &&
+                cuda_aligned(a.feat_norm.p) && cuda_aligned(a.feat) && cuda_aligned(a.pair) &&
+                cuda_aligned(a.x);
+    unsigned t = norm_threads((int)a.e.k, wide);
+    dim3 grid((unsigned)a.rows, a.place.rows ? 3 : 2);
+    return wide ? cuda_launch(d, draft_pair_kernel<4>, grid, t, 0, a)
+                : cuda_launch(d, draft_pair_kernel<1>, grid, t, 0, a);
 }
 
 /* grid (R, heads), threads over dim / 2 */

@@ -183,18 +183,8 @@ __global__ void rows_place_kernel(struct op_rows_place a)
     int r = blockIdx.x * blockDim.x + threadIdx.x;
     cuda_trigger();
     cuda_wait();
-    if (r >= a.rows)
-        return;
-    int first = 0, last = 0, wslot = -1;
-    if (a.slot[r] > 0 && a.tok[r] >= 0 && a.at[r] / a.page < a.pages_max) {
-        int at = a.at[r], from = a.from ? a.from[a.slot[r]] : 0;
-        last = at + 1;
-        first = max(from, a.window > 0 ? a.pos[r] + 1 - a.window : 0);
-        wslot = a.table[(int64_t)a.slot[r] * a.pages_max + at / a.page] * a.page + at % a.page;
-    }
-    a.first[r] = first;
-    a.last[r] = last;
-    a.wslot[r] = wslot;
+    if (r < a.rows)
+        cuda_row_place(a, r);
 }
 
 extern "C" int cuda_do_rows_place(struct dev *d, const struct op_rows_place *a)

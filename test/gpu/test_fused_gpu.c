@@ -441,6 +441,114 @@ START_TEST(mla_place)
 }
 END_TEST
 
+/* Against the CPU device, and the bits of the operations it stands for. */
+START_TEST(draft_pair)
+{
+    struct twins t;
+    twins_open(&t);
+    static const struct {
+        enum dtype dt;
+        int rows, h;
+    } cases[] = {{DT_BF16, 16, 4096}, {DT_BF16, 1, 7168},  {DT_BF16, 300, 576},
+                 {DT_BF16, 9, 33},    {DT_F8E4M3, 5, 256}, {DT_F32, 7, 102},
+                 {DT_BF16, 3, 9000},  {DT_BF16, 5, 1},     {DT_BF16, 40, 2049}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        enum { V = 70, AT = 60, PAGES = 16, PAGE = 4 };
+        int r = cases[i].rows, h = cases[i].h;
+        struct weight e = twin_weight(&t, cases[i].dt, V, h, 1),
+                      tn = twin_weight(&t, DT_BF16, 1, h, 1),
+                      fn = twin_weight(&t, i % 2 ? DT_F32 : DT_BF16, 1, h, 1);
+        int keep = t.n;
+        for (int form = 0; form < 16; form++) {
+            bool x_on = form & 1, x_normed = form & 2, src_on = form & 4;
+            int placed = form & 8 ? r : 0;
+            size_t n = (size_t)r * (size_t)h, bytes = n * sizeof(float);
+            int32_t v[4][SLOTS], table[5 * PAGES];
+            ck_assert_int_le(r, SLOTS);
+            for (int j = 0; j < r; j++) {
+                v[0][j] = j % 7 == 3 ? -1 : (int32_t)rng_below(&t.rng, V + 1);
+                v[1][j] = j % 5 == 2 ? -1 : (int32_t)rng_below(&t.rng, (uint64_t)r);
+                v[2][j] = (int32_t)rng_below(&t.rng, 5);
+                v[3][j] = (int32_t)rng_below(&t.rng, AT);
+            }
+            for (int j = 0; j < 5 * PAGES; j++)
+                table[j] = (int32_t)rng_below(&t.rng, 100);
+            struct twin *tok = twin_ints(&t, v[0], (size_t)r),
+                        *src = twin_ints(&t, v[1], (size_t)r),
+                        *slot = twin_ints(&t, v[2], (size_t)r),
+                        *at = twin_ints(&t, v[3], (size_t)r),
+                        *pages = twin_ints(&t, table, ARRAY_LEN(table)),
+                        *out = twin_new(&t, (size_t)(3 * r) * sizeof(int32_t)),
+                        *feat = twin_rand(&t, n, 2), *pair = twin_nans(&t, 2 * n),
+                        *x = twin_nans(&t, n), *pair1 = twin_nans(&t, 2 * n),
+                        *x1 = twin_nans(&t, n);
+            BOTH(&t, draft_pair,
+                 SET({.pair = P(pair),
+                      .x = x_on ? P(x) : NULL,
+                      .tok = P(tok),
+                      .feat = P(feat),
+                      .src = src_on ? P(src) : NULL,
+                      .e = e,
+                      .tok_norm = tn,
+                      .feat_norm = fn,
+                      .rows = r,
+                      .eps = 1e-6f,
+                      .x_normed = x_normed,
+                      .place = {.slot = P(slot),
+                                .pos = P(at),
+                                .tok = P(tok),
+                                .at = P(at),
+                                .first = P(out),
+                                .last = (int32_t *)P(out) + r,
+                                .wslot = (int32_t *)P(out) + 2 * r,
+                                .table = P(pages),
+                                .rows = placed,
+                                .pages_max = PAGES,
+                                .page = PAGE,
+                                .window = 7}}));
+            char what[64];
+            snprintf(what, sizeof what, "draft_pair case %zu form %d", i, form);
+            twin_near(&t, pair, 2 * n, 1e-5f, 1e-5f, what);
+            twin_near(&t, x, n, 1e-5f, 1e-5f, what);
+            twin_same(&t, out, (size_t)(3 * r) * sizeof(int32_t), what);
+            enum { side = SIDE_GPU };
+            float *p1 = P(pair1);
+            const struct op_table *op = dev_cuda.ops;
+            struct op_embed em = {p1, P(tok), e, r, 2 * h};
+            struct op_gather g = {.out = P(x1), .x = P(feat), .rows = r, .dim = h};
+            struct op_rmsnorm nt = {.out = p1,
+                                    .x = p1,
+                                    .w = tn,
+                                    .rows = r,
+                                    .dim = h,
+                                    .ldx = 2 * h,
+                                    .ldo = 2 * h,
+                                    .n_group = 1,
+                                    .eps = 1e-6f},
+                              nf = nt;
+            g.idx = src_on ? P(src) : NULL;
+            nf.out = p1 + h;
+            nf.x = P(x1);
+            nf.w = fn;
+            nf.ldx = h;
+            ck_assert_int_eq(op->embed(t.gpu, &em), OK);
+            ck_assert_int_eq(op->gather(t.gpu, &g), OK);
+            ck_assert_int_eq(op->rmsnorm(t.gpu, &nt), OK);
+            ck_assert_int_eq(op->rmsnorm(t.gpu, &nf), OK);
+            nf.out = P(x1);
+            nf.ldo = h;
+            if (x_normed)
+                ck_assert_int_eq(op->rmsnorm(t.gpu, &nf), OK);
+            same_on_gpu(&t, pair, pair1, 2 * bytes, what);
+            if (x_on)
+                same_on_gpu(&t, x, x1, bytes, what);
+            twins_drop(&t, keep);
+        }
+    }
+    twins_close(&t);
+}
+END_TEST
+
 /* Widths that vectors of four do not fit, beside those of test_ops_gpu.c. */
 START_TEST(odd_widths)
 {
@@ -505,6 +613,7 @@ Suite *suite_gpu_fused(void)
     tcase_add_test(t, qkv_place);
     tcase_add_loop_test(t, qkv, 0, ARRAY_LEN(qkv_cases));
     tcase_add_test(t, mla_place);
+    tcase_add_test(t, draft_pair);
     tcase_add_test(t, odd_widths);
     suite_add_tcase(s, t);
     return s;

@@ -23,7 +23,7 @@ void case_embed(const struct t_devs *t, struct rng *r)
             for (int j = 0; j < R; j++)
                 for (int c = 0; c < h; c++)
                     want[j * h + c] = tok[j] >= 0 && tok[j] < V ? val[tok[j] * h + c] : 0;
-            struct op_embed a = {out, tok, w, R};
+            struct op_embed a = {out, tok, w, R, 0};
             struct t_out o = {out, (size_t)(R * h) * sizeof(float)};
             t_everywhere(t, "embed", t_call_embed, &a, &o, 1);
             /* fp8 times scale is rounded once to fp32 */

@@ -250,3 +250,134 @@ void case_mlp(const struct t_devs *t, struct rng *r)
         for (int form = 0; form < 8; form++)
             mlp_case(t, r, g_types[i], form & 1, form & 2, form & 4);
 }
+
+/* Rows of a table by index, normalised, in double; an index outside gives zeros. */
+static void normed_rows(double *out, int ldo, const double *x, int rows, const int32_t *idx,
+                        const double *w, int h)
+{
+    for (int r = 0; r < R_MAX; r++) {
+        double s = 0;
+        bool in = idx[r] >= 0 && idx[r] < rows;
+        for (int c = 0; in && c < h; c++)
+            s += x[idx[r] * h + c] * x[idx[r] * h + c];
+        for (int c = 0; c < h; c++)
+            out[r * ldo + c] = in ? x[idx[r] * h + c] * (w ? w[c] / sqrt(s / h + 1e-5) : 1) : 0;
+    }
+}
+
+static void pair_case(const struct t_devs *t, struct rng *r, enum dtype dt, int h, int form)
+{
+    enum { V = 30, SLOTS = 5, PAGES = 4, PAGE = 4 };
+    bool x_on = form & 1, x_normed = form & 2, src_on = form & 4, place_on = form & 8;
+    double *ev, *nv[2], *fv = MEM_ARRAY(double, R_MAX *h);
+    struct weight e = t_weight(r, dt, V, h, 1, &ev), norm[2];
+    for (int i = 0; i < 2; i++)
+        norm[i] = t_weight(r, i ? DT_F32 : DT_BF16, 1, h, 1, &nv[i]);
+    int32_t tok[R_MAX], src[R_MAX], own[R_MAX], pos[R_MAX], table[SLOTS * PAGES];
+    int32_t placed[3 * R_MAX], want_placed[3 * R_MAX];
+    float *feat = t_randf(r, (size_t)(R_MAX * h), 2);
+    for (int i = 0; i < R_MAX * h; i++)
+        fv[i] = (double)feat[i];
+    for (int i = 0; i < R_MAX; i++) {
+        tok[i] = i % 7 == 3 ? -1 : (int32_t)rng_below(r, V + 2);
+        src[i] = i % 5 == 2 ? -1 : (int32_t)rng_below(r, R_MAX);
+        own[i] = i;
+        pos[i] = (int32_t)rng_below(r, SLOTS); /* slots and positions */
+    }
+    for (int i = 0; i < SLOTS * PAGES; i++)
+        table[i] = (int32_t)rng_below(r, 100);
+    size_t n = (size_t)(R_MAX * h), bytes = n * sizeof(float);
+    float *pair = t_randf(r, 2 * n, 1), *x = t_randf(r, n, 1);
+    double *want = MEM_ARRAY(double, 2 * R_MAX * h), *want_x = MEM_ARRAY(double, R_MAX *h);
+    normed_rows(want, 2 * h, ev, V, tok, nv[0], h);
+    normed_rows(want + h, 2 * h, fv, R_MAX, src_on ? src : own, nv[1], h);
+    normed_rows(want_x, h, fv, R_MAX, src_on ? src : own, x_normed ? nv[1] : NULL, h);
+    struct op_draft_pair a = {.pair = pair,
+                              .x = x_on ? x : NULL,
+                              .tok = tok,
+                              .feat = feat,
+                              .src = src_on ? src : NULL,
+                              .e = e,
+                              .tok_norm = norm[0],
+                              .feat_norm = norm[1],
+                              .eps = 1e-5f,
+                              .x_normed = x_normed};
+    struct op_rows_place place = {.slot = pos,
+                                  .pos = pos,
+                                  .tok = tok,
+                                  .at = pos,
+                                  .first = placed,
+                                  .last = placed + R_MAX,
+                                  .wslot = placed + 2 * R_MAX,
+                                  .table = table,
+                                  .pages_max = PAGES,
+                                  .page = PAGE,
+                                  .window = 3};
+    struct t_out o[3] = {{pair, 2 * bytes}, {x, bytes}, {placed, sizeof placed}};
+    float *all = NULL, *all_x = NULL;
+    memset(placed, 0x5a, sizeof placed);
+    static const int counts[] = {R_MAX, 1, 7};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        a.rows = counts[c];
+        a.place = place;
+        a.place.rows = place_on ? a.rows : 0;
+        t_everywhere(t, "draft_pair", t_call_draft_pair, &a, o, 3);
+        if (c == 0) {
+            t_close_to("draft_pair", pair, want, 2 * n, TOL_ELEM);
+            if (x_on)
+                t_close_to("draft_pair x", x, want_x, n, TOL_ELEM);
+            all = mem_dup(pair, 2 * bytes);
+            all_x = mem_dup(x, bytes);
+        }
+        t_same_bits("draft_pair, fewer rows", all, pair, 2 * bytes);
+        t_same_bits("draft_pair x, fewer rows", all_x, x, bytes);
+    }
+    memcpy(want_placed, placed, sizeof placed);
+    /* the sequence it stands for */
+    float *y = t_randf(r, n, 1), *rows = t_randf(r, n, 1);
+    struct op_embed em = {.out = y, .tok = tok, .e = e, .rows = R_MAX};
+    struct op_gather g = {
+        .out = rows, .x = feat, .idx = src_on ? src : NULL, .rows = R_MAX, .dim = h};
+    struct op_rmsnorm nt = norm_call(pair, y, h, &norm[0], a.eps, R_MAX);
+    struct op_rmsnorm nf = norm_call(pair + h, rows, h, &norm[1], a.eps, R_MAX);
+    struct op_rmsnorm nx = norm_call(x, rows, h, &norm[1], a.eps, R_MAX);
+    nt.ldo = nf.ldo = 2 * h;
+    memset(pair, 0, 2 * bytes);
+    memset(placed, 0x5a, sizeof placed);
+    ck_assert_int_eq(dev_cpu.ops->embed(t->d[0], &em), OK);
+    ck_assert_int_eq(dev_cpu.ops->gather(t->d[0], &g), OK);
+    ck_assert_int_eq(dev_cpu.ops->rmsnorm(t->d[0], &nt), OK);
+    ck_assert_int_eq(dev_cpu.ops->rmsnorm(t->d[0], &nf), OK);
+    if (x_normed)
+        ck_assert_int_eq(dev_cpu.ops->rmsnorm(t->d[0], &nx), OK);
+    place.rows = place_on ? R_MAX : 0;
+    ck_assert_int_eq(dev_cpu.ops->rows_place(t->d[0], &place), OK);
+    t_same_bits("draft_pair, as a sequence", all, pair, 2 * bytes);
+    t_same_bits("draft_pair's places, as a sequence", want_placed, placed, sizeof placed);
+    if (x_on)
+        t_same_bits("draft_pair x, as a sequence", all_x, x_normed ? x : rows, bytes);
+    t_weight_free(&e);
+    for (int i = 0; i < 2; i++) {
+        t_weight_free(&norm[i]);
+        mem_free(nv[i]);
+    }
+    mem_free(ev);
+    mem_free(fv);
+    mem_free(feat);
+    mem_free(pair);
+    mem_free(x);
+    mem_free(want);
+    mem_free(want_x);
+    mem_free(all);
+    mem_free(all_x);
+    mem_free(y);
+    mem_free(rows);
+}
+
+void case_draft_pair(const struct t_devs *t, struct rng *r)
+{
+    static const int dims[] = {1, 17, 96};
+    for (size_t i = 0; i < sizeof g_types / sizeof g_types[0]; i++)
+        for (int form = 0; form < 16; form++)
+            pair_case(t, r, g_types[i], dims[form % 3], form);
+}
