@@ -23,18 +23,22 @@ struct spec {
     int32_t *keep_row, *keep_slot; /* [B] */
     float *source;                 /* [rows_max + S, feat] */
     float *taps;                   /* [B * extend rows, n_tap * hidden of the target] */
-    float *feat, *feat_out;        /* [rows_max, feat] */
+    float *feat;                   /* [B * extend rows, feat] made of the taps */
     float *keep;                   /* [B, feat] */
-    float *hidden;                 /* [rows_max, hidden of the drafter] */
+    float *hidden[2];              /* [rows_max, hidden of the drafter]: of even, of odd levels */
     float *hidden_tail;            /* [B, hidden of the drafter] */
 };
 
+#define CALL(s, op, args)                                                                          \
+    do {                                                                                           \
+        int run_r_ = (s)->env.ops->ops->op((s)->env.d, (args));                                    \
+        if (run_r_ < 0)                                                                            \
+            return FAIL(e, run_r_, "operation " #op " failed on device %s", (s)->env.ops->name);   \
+    } while (0)
 #define RUN(s, op, ...)                                                                            \
     do {                                                                                           \
         const struct op_##op run_a_ = {__VA_ARGS__};                                               \
-        int run_r_ = (s)->env.ops->ops->op((s)->env.d, &run_a_);                                   \
-        if (run_r_ < 0)                                                                            \
-            return FAIL(e, run_r_, "operation " #op " failed on device %s", (s)->env.ops->name);   \
+        CALL(s, op, &run_a_);                                                                      \
     } while (0)
 
 /* ---- memory ---- */
@@ -62,12 +66,12 @@ static int pieces(struct spec *s, struct piece *out)
     ADD(s->tail, B);
     ADD(s->keep_row, B);
     ADD(s->keep_slot, B);
-    ADD(s->hidden, R * H);
+    ADD(s->hidden[0], R * H);
+    ADD(s->hidden[1], B * (size_t)v->shape.topk * H);
     ADD(s->hidden_tail, B * H);
     ADD(s->source, (R + S) * F); /* without features: none of these */
     ADD(s->taps, B * path * tap);
-    ADD(s->feat, R * F);
-    ADD(s->feat_out, R * F);
+    ADD(s->feat, tap ? B * path * F : 0);
     ADD(s->keep, B * F);
 #undef ADD
     CHECK(n <= SPEC_SCRATCH_MAX);
@@ -167,15 +171,33 @@ static int draft_plan(struct spec *s, int reqs, int depth, struct err *e)
     return plan_round(s, reqs, spec_extend_rows(&s->env.shape), depth, e);
 }
 
-/* One pass of the drafter over s->row, whose features are in s->feat. */
-static int pass(struct spec *s, enum role role, int rows, struct err *e)
+static struct op_rows_place place_of(const struct spec *s, int g, int rows)
 {
+    const struct kv_view *kv = &s->env.kv[g];
+    return (struct op_rows_place){.slot = s->row.slot,
+                                  .pos = s->row.pos,
+                                  .tok = s->row.tok,
+                                  .at = s->row.at,
+                                  .from = s->env.slots.drf_first,
+                                  .first = s->row.first[g],
+                                  .last = s->row.last[g],
+                                  .wslot = s->row.wslot[g],
+                                  .table = kv->table,
+                                  .rows = rows,
+                                  .pages_max = kv->pages_max,
+                                  .page = kv->page,
+                                  .window = s->net.group[g].window};
+}
+
+/* One pass of the drafter over s->row; the rows take the features feat[src]. */
+static int pass(struct spec *s, enum role role, int rows, const float *feat, const int32_t *src,
+                float *hidden, struct err *e)
+{
+    struct op_rows_place place[LIM_KV_GROUPS];
     for (int g = 0; g < s->net.n_group; g++) {
-        const struct kv_view *kv = &s->env.kv[g];
-        RUN(s, rows_place, .slot = s->row.slot, .pos = s->row.pos, .tok = s->row.tok,
-            .at = s->row.at, .from = s->env.slots.drf_first, .first = s->row.first[g],
-            .last = s->row.last[g], .wslot = s->row.wslot[g], .table = kv->table, .rows = rows,
-            .pages_max = kv->pages_max, .page = kv->page, .window = s->net.group[g].window);
+        place[g] = place_of(s, g, rows);
+        if (!s->net.feat) /* with a feature the forward pass does it */
+            CALL(s, rows_place, &place[g]);
     }
     struct fwd f = {.role = role,
                     .mask = role == DRF_DECODE && s->env.shape.topk > 1 ? MASK_TREE : MASK_RANGE,
@@ -183,17 +205,11 @@ static int pass(struct spec *s, enum role role, int rows, struct err *e)
                     .row = &s->row,
                     .kv = s->env.kv,
                     .attn = s->env.attn[role],
-                    .hidden = s->hidden,
-                    .feat = s->feat,
-                    .feat_out = s->feat_out};
+                    .hidden = hidden,
+                    .feat = feat,
+                    .src = src,
+                    .place = place};
     return model_forward(s->env.drafter, &f, e);
-}
-
-static int features_of(struct spec *s, const float *from, int rows, struct err *e)
-{
-    if (s->net.feat)
-        RUN(s, gather, .out = s->feat, .x = from, .idx = s->src, .rows = rows, .dim = s->net.feat);
-    return OK;
 }
 
 /* The target's features of all rows of a prefill. */
@@ -207,11 +223,9 @@ static int features_of_all(struct spec *s, const struct spec_step *st, struct er
     return OK;
 }
 
-/* The target's features of the rows that were accepted. */
+/* The target's features of the rows that were accepted, from its taps. */
 static int features_of_path(struct spec *s, const struct spec_step *st, int rows, struct err *e)
 {
-    if (!s->net.n_tap)
-        return features_of(s, st->hidden, rows, e);
     RUN(s, gather, .out = s->taps, .x = st->taps, .idx = s->src, .rows = rows,
         .dim = (int)tap_width(s));
     return model_feature(s->env.drafter, s->taps, rows, s->feat, e);
@@ -245,12 +259,15 @@ static int extend(struct spec *s, const struct spec_step *st, int each, struct e
     RUN(s, draft_begin, .s = s->env.slots, .out = s->row, .req_slot = st->req_slot,
         .req_gen = st->req_gen, .acc = st->acc, .src = s->src, .tail = s->tail, .reqs = st->reqs,
         .each = each, .shift = s->net.shift, .stamp = stamp(st, STAMP_ACCEPT));
-    if (st->prefill)
-        TRY(features_of(s, s->source, rows, e));
-    else
+    const float *feat = st->prefill ? s->source : st->hidden;
+    const int32_t *src = s->src;
+    if (s->net.n_tap && !st->prefill) {
         TRY(features_of_path(s, st, rows, e));
-    TRY(pass(s, DRF_EXTEND, rows, e));
-    RUN(s, gather, .out = s->hidden_tail, .x = s->hidden, .idx = s->tail, .rows = st->reqs,
+        feat = s->feat;
+        src = NULL;
+    }
+    TRY(pass(s, DRF_EXTEND, rows, feat, src, s->hidden[0], e));
+    RUN(s, gather, .out = s->hidden_tail, .x = s->hidden[0], .idx = s->tail, .rows = st->reqs,
         .dim = s->net.hidden);
     return OK;
 }
@@ -261,9 +278,9 @@ static int loop(struct spec *s, const struct spec_step *st, int depth, struct er
     int k = s->env.shape.topk;
     TRY(pick(s, st, s->hidden_tail, 0, depth == 1, e));
     for (int level = 1; level < depth; level++) {
-        TRY(features_of(s, s->feat_out, st->reqs * k, e));
-        TRY(pass(s, DRF_DECODE, st->reqs * k, e));
-        TRY(pick(s, st, s->hidden, level, level == depth - 1, e));
+        float *hidden = s->hidden[level & 1];
+        TRY(pass(s, DRF_DECODE, st->reqs * k, s->hidden[!(level & 1)], s->src, hidden, e));
+        TRY(pick(s, st, hidden, level, level == depth - 1, e));
     }
     RUN(s, draft_build, .s = s->env.slots, .t = s->tree, .req_slot = st->req_slot, .tail = s->tail,
         .reqs = st->reqs, .topk = k, .levels = depth, .rows = s->env.shape.rows);
@@ -287,9 +304,8 @@ static int draft_prefill(struct spec *s, const struct spec_step *st, int depth, 
         .req_gen = st->req_gen, .req_row0 = st->req_row0, .req_n = st->req_n, .src = s->src,
         .keep_row = s->keep_row, .keep_slot = s->keep_slot, .reqs = st->reqs, .rows = st->n_row,
         .shift = s->net.shift, .saved0 = s->rows_max);
-    TRY(features_of(s, s->source, st->n_row, e));
     TRY(plan_role(s, DRF_PREFILL, st->reqs, st->n_row, st->qlen, e));
-    TRY(pass(s, DRF_PREFILL, st->n_row, e));
+    TRY(pass(s, DRF_PREFILL, st->n_row, s->source, s->src, s->hidden[0], e));
     if (feat) {
         RUN(s, gather, .out = s->keep, .x = s->source, .idx = s->keep_row, .rows = st->reqs,
             .dim = feat);

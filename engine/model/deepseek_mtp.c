@@ -8,7 +8,6 @@
  * layers the first one is used for every step. */
 #include <stdio.h>
 
-#include "engine/base/check.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/model/deepseek.h"
@@ -62,17 +61,14 @@ static int mtp_forward(void *priv, const struct fwd *f, struct err *e)
     struct ds_ws *ws = &m->ws;
     struct on o = ds_on(m, f->rows);
     int h = m->hidden;
-    CHECK(f->feat);
-    TRY(o.op->embed(
-        o.d, &(struct op_embed){.out = ws->x, .tok = f->row->tok, .e = m->embed, .rows = f->rows}));
-    TRY(run_norm_ld(&o, ws->pair, 2 * h, ws->x, h, &m->draft->enorm, h, m->eps));
-    TRY(run_norm_ld(&o, ws->pair + h, 2 * h, f->feat, h, &m->draft->hnorm, h, m->eps));
+    const struct pair_in pair = {.embed = &m->embed,
+                                 .tok_norm = &m->draft->enorm,
+                                 .feat_norm = &m->draft->hnorm,
+                                 .eps = m->eps};
+    TRY(run_pair(&o, f, &pair, ws->pair, NULL));
     TRY(run_matmul(&o, ws->x, ws->pair, &m->draft->eh_proj, NULL, false));
     TRY(ds_run_layer(m, &o, 0, f, e));
-    TRY(run_norm(&o, f->hidden, ws->x, &m->norm, h, m->eps));
-    if (!f->feat_out || f->feat_out == f->hidden)
-        return OK;
-    return run_copy(&o, f->feat_out, f->hidden, h);
+    return run_norm(&o, f->hidden, ws->x, &m->norm, h, m->eps);
 }
 
 const struct family family_deepseek_mtp = {

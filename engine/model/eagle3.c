@@ -368,29 +368,22 @@ static int eagle3_forward(void *priv, const struct fwd *f, struct err *e)
     struct eagle3_ws *ws = &m->ws;
     struct on o = on_device(m, f->rows);
     int h = m->hidden;
-    CHECK(f->feat);
-    TRY(o.op->embed(
-        o.d, &(struct op_embed){.out = ws->y, .tok = f->row->tok, .e = m->embed, .rows = f->rows}));
-    TRY(run_norm_ld(&o, ws->pair, 2 * h, ws->y, h, &m->in_norm, h, m->eps));
-    TRY(run_norm_ld(&o, ws->pair + h, 2 * h, f->feat, h, &m->hidden_norm, h, m->eps));
-    if (m->norm_residual)
-        TRY(run_norm(&o, ws->x, f->feat, &m->hidden_norm, h, m->eps));
-    else
-        TRY(run_copy(&o, ws->x, f->feat, h));
-    TRY(run_gqa(&o, &m->at, &m->attn, &ws->at, &(struct rows_in){.x = ws->pair}, ws->x, f, 0, 0,
-                e));
-    const struct rows_in in = {ws->x, &m->post_norm, m->eps, ws->y};
-    TRY(run_mlp(&o, &m->mlp, &ws->mlp, h, &in, ws->x));
-    TRY(run_norm(&o, f->hidden, ws->x, &m->norm, h, m->eps));
-    return f->feat_out ? run_copy(&o, f->feat_out, m->norm_output ? f->hidden : ws->x, h) : OK;
+    float *x = m->norm_output ? ws->x : f->hidden; /* the recurrent feature is x or norm(x) */
+    const struct pair_in pair = {&m->embed, &m->in_norm, &m->hidden_norm, m->eps, m->norm_residual};
+    TRY(run_pair(&o, f, &pair, ws->pair, x));
+    TRY(run_gqa(&o, &m->at, &m->attn, &ws->at, &(struct rows_in){.x = ws->pair}, x, f, 0, 0, e));
+    const struct rows_in in = {x, &m->post_norm, m->eps, ws->y};
+    TRY(run_mlp(&o, &m->mlp, &ws->mlp, h, &in, x));
+    return m->norm_output ? run_norm(&o, f->hidden, x, &m->norm, h, m->eps) : OK;
 }
 
 static int eagle3_logits(void *priv, const float *hidden, int rows, float *logits, struct err *e)
 {
     struct eagle3 *m = priv;
-    struct on o = {.op = m->ws.mem.ops->ops, .d = m->ws.mem.d, .rows = rows};
+    struct on o = on_device(m, rows);
+    const struct rows_in in = {hidden, m->norm_output ? NULL : &m->norm, m->eps, m->ws.y};
     (void)e;
-    return run_matmul(&o, logits, hidden, &m->head, NULL, false);
+    return run_proj(&o, &in, &(const struct proj_out){logits, &m->head, NULL}, 1);
 }
 
 static const int32_t *eagle3_d2t(const void *priv)

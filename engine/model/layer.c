@@ -371,10 +371,24 @@ int run_attention(const struct on *o, const struct attn_use *u, const struct att
     return u->b->run(u->a, c, e);
 }
 
-int run_copy(const struct on *o, float *out, const float *x, int hidden)
+int run_pair(const struct on *o, const struct fwd *f, const struct pair_in *in, float *pair,
+             float *x)
 {
-    return o->op->gather(o->d,
-                         &(struct op_gather){.out = out, .x = x, .rows = o->rows, .dim = hidden});
+    struct op_draft_pair a = {.pair = pair,
+                              .x = x,
+                              .tok = f->row->tok,
+                              .feat = f->feat,
+                              .src = f->src,
+                              .e = *in->embed,
+                              .tok_norm = *in->tok_norm,
+                              .feat_norm = *in->feat_norm,
+                              .rows = o->rows,
+                              .eps = in->eps,
+                              .x_normed = in->x_normed};
+    CHECK(f->feat);
+    if (f->place)
+        a.place = *f->place;
+    return o->op->draft_pair(o->d, &a);
 }
 
 int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, int hidden)

@@ -128,8 +128,15 @@ int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out
 /* Attention by the backend of `u`. */
 int run_attention(const struct on *o, const struct attn_use *u, const struct attn_call *c,
                   struct err *e);
-/* out[R, hidden] = x[R, hidden] */
-int run_copy(const struct on *o, float *out, const float *x, int hidden);
+/* A drafter's input: pair[R, 2 hidden] of its tokens and features by their norms; x[R, hidden]
+ * (NULL: not wanted) gets the features, or their norm. */
+struct pair_in {
+    const struct weight *embed, *tok_norm, *feat_norm;
+    float eps;
+    bool x_normed;
+};
+int run_pair(const struct on *o, const struct fwd *f, const struct pair_in *in, float *pair,
+             float *x);
 /* The taps of a pass that want the residual stream before `layer` (the number of layers: after the
  * last one). */
 int run_tap(const struct on *o, const struct fwd *f, int layer, const float *x, int hidden);

@@ -134,21 +134,23 @@ struct fwd {
     const struct row_arrays *row;
     const struct kv_view *kv;    /* [n_group] */
     const struct attn_use *attn; /* [n_group] */
-    float *hidden;               /* out [rows, hidden]: after the final norm */
+    float *hidden;               /* out [rows, hidden]: after the final norm, but see below */
     /* Out, for a drafter: the residual stream before layer tap[k], at taps[r, k * hidden …]. */
     const int *tap; /* [n_tap] ascending */
     int n_tap;
     float *taps; /* [rows, n_tap * hidden] */
-    /* A drafter's own: the features its rows take, and those a recurrent step would take. They may
-     * be the same memory. */
-    const float *feat; /* [rows, feat] */
-    float *feat_out;   /* [rows, feat]; NULL: not wanted */
+    /* Drafters with a feature: row r takes feat[src[r]] (src NULL: feat[r]; negative: zeros), and
+     * the feature that a recurrent step takes is `hidden`, which must not overlap feat. */
+    const float *feat; /* [any, feat] */
+    const int32_t *src;
+    /* For these drafters, which have one KV group, to do first; NULL: the rows are placed. */
+    const struct op_rows_place *place;
 };
 
-/* Issues the operations from embedding to final norm; recordable. Row bits depend on the weights
- * and the row's token prefix alone (CPU device). */
+/* Issues the operations from embedding to what the head reads; recordable. Row bits depend on the
+ * weights and the row's token prefix alone (CPU device). */
 int model_forward(struct model *m, const struct fwd *f, struct err *e);
-/* logits[rows, vocab] = head(hidden); recordable. */
+/* logits[rows, vocab] = head(hidden), rows that model_forward gave; recordable. */
 int model_logits(struct model *m, const float *hidden, int rows, float *logits, struct err *e);
 /* Drafters with taps: feat[rows, feat] from taps[rows, n_tap * hidden of the target]; recordable.
  */

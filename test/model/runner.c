@@ -78,10 +78,9 @@ static int open_rows(struct mrun *r, struct err *e)
         r->info->n_tap ? r->info->n_tap * r->c.target->info->hidden : r->c.n_tap * r->info->hidden;
     if (taps)
         TRY(dev_array(r, &r->taps, f * (size_t)taps, e));
-    if (wide) {
+    if (wide)
         TRY(dev_array(r, &r->feat, wide, e));
-        TRY(dev_array(r, &r->feat_out, wide, e));
-    }
+    TRY(dev_array(r, &r->src, n, e));
     TRY(dev_array(r, &r->hidden, f * (size_t)r->info->hidden, e));
     return dev_array(r, &r->logits, f * (size_t)r->info->vocab, e);
 }
@@ -164,7 +163,7 @@ void mrun_close(struct mrun *r)
     if (r->d) {
         void *p[] = {r->row.tok,  r->row.slot, r->row.pos, r->row.req, r->row.at,
                      r->row.row0, r->row.anc,  r->from,    r->hidden,  r->logits,
-                     r->taps,     r->feat,     r->feat_out};
+                     r->taps,     r->feat,     r->src};
         for (size_t i = 0; i < ARRAY_LEN(p); i++)
             if (p[i])
                 r->ops->free(r->d, p[i]);
@@ -279,7 +278,8 @@ int mrun_pass(struct mrun *r, enum role role, int n, const struct mrow *rows, co
     if (in->feat)
         TRY(r->ops->copy_in(r->d, r->feat, io->feat, (size_t)n * (size_t)in->feat * sizeof(float),
                             e));
-    float *feat_out = io->feat_in_place ? r->feat : r->feat_out;
+    if (io->src)
+        TRY(r->ops->copy_in(r->d, r->src, io->src, (size_t)n * sizeof *io->src, e));
     struct fwd f = {.role = role_of(r, which),
                     .mask = io->tree ? MASK_TREE : MASK_RANGE,
                     .rows = n,
@@ -291,11 +291,10 @@ int mrun_pass(struct mrun *r, enum role role, int n, const struct mrow *rows, co
                     .n_tap = r->c.n_tap,
                     .taps = r->taps,
                     .feat = r->feat,
-                    .feat_out = io->feat_out ? feat_out : NULL};
+                    .src = io->src ? r->src : NULL};
     TRY(model_forward(r->m, &f, e));
     TRY(give(r, io->hidden, r->hidden, n, in->hidden, e));
     TRY(give(r, io->taps, r->taps, n, r->c.n_tap * in->hidden, e));
-    TRY(give(r, io->feat_out, feat_out, n, in->feat, e));
     if (!io->logits)
         return OK;
     TRY(model_logits(r->m, r->hidden, n, r->logits, e));
@@ -313,8 +312,8 @@ int mrun_feature(struct mrun *r, int n, const float *taps, float *feat, struct e
     CHECK(n > 0 && n <= r->c.rows_max);
     size_t row = (size_t)(r->info->n_tap * r->c.target->info->hidden) * sizeof(float);
     TRY(r->ops->copy_in(r->d, r->taps, taps, (size_t)n * row, e));
-    TRY(model_feature(r->m, r->taps, n, r->feat_out, e));
-    return give(r, feat, r->feat_out, n, r->info->feat, e);
+    TRY(model_feature(r->m, r->taps, n, r->feat, e));
+    return give(r, feat, r->feat, n, r->info->feat, e);
 }
 
 int mrun_prefill(struct mrun *r, int slot, const int32_t *tok, int from, int to, int chunk,

@@ -31,12 +31,11 @@ struct mrow {
 /* What a pass takes and gives beside the rows, on the host; NULL: not wanted. */
 struct mio {
     const float *feat;  /* [n][feat], drafters */
-    float *hidden;      /* [n][hidden] */
+    const int32_t *src; /* [n] row of feat that a row takes; NULL: its own */
+    float *hidden;      /* [n][hidden]; of drafters, the recurrent feature */
     float *logits;      /* [n][vocab] */
     float *taps;        /* [n][n_tap * hidden] */
-    float *feat_out;    /* [n][feat] */
     bool tree;          /* the rows have `at`, `row0` and `anc` */
-    bool feat_in_place; /* feat and feat_out are the same memory */
 };
 
 struct mrun {
@@ -48,7 +47,8 @@ struct mrun {
     struct kv_pool kv;
     struct attn_use use[3][LIM_KV_GROUPS]; /* prefill, verify, verify of trees */
     struct row_arrays row;
-    float *hidden, *logits, *taps, *feat, *feat_out;
+    float *hidden, *logits, *taps, *feat;
+    int32_t *src;
     int32_t *from;                 /* device [n_slot]: a drafter has no row before `shift` */
     int32_t *table[LIM_KV_GROUPS]; /* host copies [n_slot][pages_max] */
     int *order;                    /* pages not handed out yet, per group the same list */

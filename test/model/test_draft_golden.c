@@ -151,7 +151,7 @@ static struct misses run(struct mrun *d, const struct data *x, int slot, const f
     struct mrow rows[T];
     for (int i = 1; i < T; i++)
         rows[i] = (struct mrow){.slot = slot, .pos = i, .tok = tok[i]};
-    struct mio io = {.feat = feat, .feat_out = next, .logits = logits};
+    struct mio io = {.feat = feat, .hidden = next, .logits = logits};
     ck_assert_msg(mrun_pass(d, TGT_PREFILL, T - 1, rows + 1, &io, &e) == OK, "%s", e.text);
     m.rows = far(next, out, (int64_t)(T - 1) * f);
     for (int r = 0; r < T - 1; r++) {
@@ -172,7 +172,7 @@ static struct misses run(struct mrun *d, const struct data *x, int slot, const f
         if (s == STEPS)
             break;
         struct mrow row = {.slot = slot, .pos = T + s, .tok = chain[s]};
-        io = (struct mio){.feat = next, .feat_out = next, .logits = logits, .feat_in_place = true};
+        io = (struct mio){.feat = next, .hidden = next, .logits = logits};
         ck_assert_msg(mrun_pass(d, TGT_VERIFY, 1, &row, &io, &e) == OK, "%s", e.text);
         m.chain = worse(m.chain, far(next, chain_out + s * f, f));
     }

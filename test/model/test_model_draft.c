@@ -88,24 +88,23 @@ static void pair_close(struct pair *p)
 
 /* Rows [1, LEN) in one pass, then CHAIN recurrent ones of one row each; out rows at index i. */
 struct outs {
-    float *hidden, *next, *logits;
+    float *hidden, *logits; /* hidden: the recurrent feature */
 };
 
 static struct outs outs_new(const struct pair *p)
 {
     const struct model_info *in = p->d.info;
-    return (struct outs){MEM_ARRAY(float, ALL * in->hidden), MEM_ARRAY(float, ALL * in->feat),
-                         MEM_ARRAY(float, ALL * in->vocab)};
+    ck_assert_int_eq(in->hidden, in->feat);
+    return (struct outs){MEM_ARRAY(float, ALL * in->hidden), MEM_ARRAY(float, ALL * in->vocab)};
 }
 
 static void outs_free(struct outs *o)
 {
     mem_free(o->hidden);
-    mem_free(o->next);
     mem_free(o->logits);
 }
 
-static void run_rows(struct pair *p, enum role role, int slot, int from, int n, bool in_place,
+static void run_rows(struct pair *p, enum role role, int slot, int from, int n, bool backwards,
                      struct outs *o)
 {
     struct err e = {0};
@@ -115,10 +114,21 @@ static void run_rows(struct pair *p, enum role role, int slot, int from, int n, 
         rows[i] = (struct mrow){.slot = slot, .pos = from + i, .tok = p->tok[from + i]};
     struct mio io = {.feat = p->feat + (size_t)(from - 1) * (size_t)in->feat,
                      .hidden = o->hidden + (size_t)from * (size_t)in->hidden,
-                     .feat_out = o->next + (size_t)from * (size_t)in->feat,
-                     .logits = o->logits + (size_t)from * (size_t)in->vocab,
-                     .feat_in_place = in_place};
+                     .logits = o->logits + (size_t)from * (size_t)in->vocab};
+    int32_t src[LEN];
+    if (backwards) { /* the same features, in another order */
+        float *turned = MEM_ARRAY(float, n * in->feat);
+        for (int i = 0; i < n; i++) {
+            src[i] = n - 1 - i;
+            memcpy(turned + src[i] * in->feat, io.feat + i * in->feat,
+                   (size_t)in->feat * sizeof *turned);
+        }
+        io.feat = turned;
+        io.src = src;
+    }
     MUST(mrun_pass(&p->d, role, n, rows, &io, &e));
+    if (backwards)
+        mem_free((float *)(size_t)io.feat);
 }
 
 static void run_all(struct pair *p, struct outs *o)
@@ -126,7 +136,7 @@ static void run_all(struct pair *p, struct outs *o)
     size_t f = (size_t)p->d.info->feat;
     run_rows(p, TGT_PREFILL, 1, 1, LEN - 1, false, o);
     for (int i = LEN; i < ALL; i++) {
-        memcpy(p->feat + (size_t)(i - 1) * f, o->next + (size_t)(i - 1) * f, f * sizeof(float));
+        memcpy(p->feat + (size_t)(i - 1) * f, o->hidden + (size_t)(i - 1) * f, f * sizeof(float));
         run_rows(p, TGT_VERIFY, 1, i, 1, false, o);
     }
 }
@@ -167,8 +177,7 @@ static struct misses compare(const struct pair *p, const struct outs *o, struct 
         else
             m.feat = fmax(m.feat, miss(p->feat + (i - 1) * in->feat, feat, in->feat));
         (p->dg.doc ? plain_eagle3 : plain_mtp)(ref, p->tok[i], feat, hidden, next, logits);
-        double d = miss(o->hidden + i * in->hidden, hidden, in->hidden);
-        d = fmax(d, miss(o->next + i * in->feat, next, in->feat));
+        double d = miss(o->hidden + i * in->hidden, next, in->hidden);
         d = fmax(d, miss(o->logits + i * in->vocab, logits, in->vocab));
         if (i < LEN)
             m.rows = fmax(m.rows, d);
@@ -278,8 +287,6 @@ static void same_rows(const struct pair *p, const struct outs *a, const struct o
     for (int i = 1; i < LEN; i++)
         ck_assert_msg(!memcmp(a->hidden + i * in->hidden, b->hidden + i * in->hidden,
                               (size_t)in->hidden * sizeof(float)) &&
-                          !memcmp(a->next + i * in->feat, b->next + i * in->feat,
-                                  (size_t)in->feat * sizeof(float)) &&
                           !memcmp(a->logits + i * in->vocab, b->logits + i * in->vocab,
                                   (size_t)in->vocab * sizeof(float)),
                       "row of position %d differs: %s %d, %d", i, how, x, y);
@@ -310,7 +317,7 @@ START_TEST(rows_depend_on_prefix_alone)
     for (size_t g = 0; g < ARRAY_LEN(pages); g++) {
         bits_open(&p, _i,
                   (struct mrun_conf){.threads = 2, .page = pages[g], .n_slot = 10, .seed = g});
-        for (int c = 0; c < 6; c++) { /* prefill and verify roles, out of place and in */
+        for (int c = 0; c < 6; c++) { /* prefill and verify roles, features in order and not */
             int chunk = chunks[c / 2];
             enum role role = c % 2 ? TGT_VERIFY : TGT_PREFILL;
             memset(got.hidden, 0xff, (size_t)(ALL * p.d.info->hidden) * sizeof(float));
@@ -409,7 +416,7 @@ START_TEST(draft_tree)
     for (int s = 1; s <= 3; s++)
         run_rows(&p, TGT_PREFILL, s, 1, LEN - 1, false, &o);
     for (int b = 0; b < 2; b++)
-        memcpy(feat + b * f, o.next + (LEN - 1) * f, (size_t)f * sizeof *feat);
+        memcpy(feat + b * f, o.hidden + (LEN - 1) * f, (size_t)f * sizeof *feat);
     for (int level = 0; level < 2; level++) {
         for (int b = 0; b < 2; b++)
             rows[b] = (struct mrow){.slot = 1,
@@ -418,7 +425,7 @@ START_TEST(draft_tree)
                                     .at = LEN + 2 * level + b,
                                     .row0 = LEN,
                                     .anc = (level ? 5u : 1u) << b};
-        struct mio io = {.feat = feat, .feat_out = next, .logits = tree, .tree = true};
+        struct mio io = {.feat = feat, .hidden = next, .logits = tree, .tree = true};
         MUST(mrun_pass(&p.d, TGT_VERIFY, 2, rows, &io, &e));
         for (int b = 0; b < 2; b++) {
             struct mrow row = {
