@@ -57,6 +57,7 @@ struct attn_caps {
     int16_t sm_min, sm_max;   /* CUDA; 0: any */
     int16_t cp_max;           /* context-parallel ranks, 1: none */
     bool lse_out, window, sinks, soft_cap;
+    bool narrow; /* a call may ask for bf16 */
     struct attn_role_caps role[N_ROLES];
 };
 
@@ -104,6 +105,7 @@ struct attn_call {
     int64_t ldq;
     float *out; /* head h of row r at r*ldo + h*dims.v */
     int64_t ldo;
+    bool narrow;       /* only where caps.narrow: `out` takes bf16, rounded to nearest even */
     float *lse;        /* [R, n_head] natural logarithm, -inf for rows that see nothing; or NULL */
     const void *k, *v; /* one layer of a pool; MLA: v NULL */
     enum dtype kv_type;

@@ -39,7 +39,8 @@ struct op_rmsnorm {
     float eps;
 };
 
-/* out[r,n] = (accumulate ? out[r,n] : 0) + (sum_k x[r,k] w[n,k]) + bias[n]. */
+/* out[r,n] = (accumulate ? out[r,n] : 0) + (sum_k x[r,k] w[n,k]) + bias[n]. With `narrow` x holds
+ * bf16: only where the table's `narrow` says that such rows are taken. */
 struct op_matmul {
     float *out;
     const float *x;
@@ -47,7 +48,7 @@ struct op_matmul {
     struct weight bias; /* [1,N]; p NULL: none */
     int rows;
     int64_t ldx, ldo;
-    bool accumulate;
+    bool accumulate, narrow;
 };
 
 /* Up to three products of the same rows: y = norm.p ? rmsnorm(x, norm, eps) : x (see op_rmsnorm),
@@ -654,6 +655,9 @@ struct op_table {
     OP_LIST(OP_FIELD)
     /* Says what follows that is no operation of the table (attention); NULL: nobody asks. */
     int (*about)(struct dev *d, const char *what);
+    /* Whether the product rounds its rows to bf16 (to nearest even) before anything else, so that
+     * they may be bf16 in memory and nothing changes; NULL: never. */
+    bool (*narrow)(struct dev *d, const struct op_matmul *a);
 };
 #undef OP_FIELD
 

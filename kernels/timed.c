@@ -49,6 +49,7 @@ const struct dev_ops *timed_device(const struct dev_ops *ops)
     OP_LIST(ENTRY)
 #undef ENTRY
     T.table.about = mark;
+    T.table.narrow = ops->ops->narrow;
     return &T.outer;
 }
 

@@ -355,7 +355,7 @@ static struct attn_caps caps(uint32_t kinds)
         c.dims[0] = {576, 512};
     c.sm_min = 80;
     c.cp_max = 1;
-    c.lse_out = c.window = c.sinks = c.soft_cap = true;
+    c.lse_out = c.window = c.sinks = c.soft_cap = c.narrow = true;
     c.role[TGT_PREFILL] = c.role[DRF_PREFILL] = prefill;
     c.role[TGT_VERIFY] = c.role[DRF_EXTEND] = c.role[DRF_DECODE] = any;
     c.role[DRF_FROZEN] = c.role[DRF_BLOCK] = any;

@@ -286,7 +286,7 @@ static __device__ __forceinline__ void gqa_merge(const struct mma_args &a, int r
             t.z = fmaf(x[s].z, f, t.z), t.w = fmaf(x[s].w, f, t.w);
         }
         float f = line_end(a, l, top, sum, false, 0, col == 0);
-        line_put(a, l, C::DV, col, t, f, false, 0);
+        line_put(line_to(a, l, C::DV, false, 0), col, t, f);
     }
 }
 
@@ -344,7 +344,7 @@ gqa_finish_shared(const struct mma_args &a, char *kv, float (&o)[C::MT][C::DV / 
             x.z = fmaf(y.z, f, x.z), x.w = fmaf(y.w, f, x.w);
         }
         float f = line_end(a, l, top, total, part, split, col == 0);
-        line_put(a, l, C::DV, col, x, f, part, split);
+        line_put(line_to(a, l, C::DV, part, split), col, x, f);
     }
 }
 
@@ -360,6 +360,7 @@ gqa_finish_own(const struct mma_args &a, float (&o)[C::MT][C::DV / 8][4], float 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             tile_line l = line_of(a, r0, n, kvh, ht, line0 + mt * 16 + h * 8 + (lane >> 2));
+            line_place to = line_to(a, l, C::DV, part, split);
             float f = 0;
             if (l.on)
                 f = line_end(a, l, mx[mt][h] * scale, sum[mt][h], part, split, (lane & 3) == 0);
@@ -367,10 +368,9 @@ gqa_finish_own(const struct mma_args &a, float (&o)[C::MT][C::DV / 8][4], float 
             for (int nt = 0; nt < C::DV / 8; nt += 2) {
                 const float *x = o[mt][nt] + h * 2, *y = o[mt][nt + 1] + h * 2;
                 if constexpr (!F8)
-                    line_pair(a, l, C::DV, nt * 8, x, y, f, part, split);
+                    line_pair(to, l.on, nt * 8, x, y, f);
                 else if (l.on)
-                    line_put(a, l, C::DV, nt * 8 + (lane & 3) * 4,
-                             make_float4(x[0], y[0], x[1], y[1]), f, part, split);
+                    line_put(to, nt * 8 + (lane & 3) * 4, make_float4(x[0], y[0], x[1], y[1]), f);
             }
         }
 }

@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(128) merge_kernel(struct mma_args a)
         }
     }
     if (col < dv)
-        line_put(a, l, dv, col, t, line_end(a, l, top, sum, false, 0, col == 0), false, 0);
+        line_put(line_to(a, l, dv, false, 0), col, t, line_end(a, l, top, sum, false, 0, col == 0));
 }
 
 extern "C" int mma_merge(struct dev *d, const struct mma_args *a)

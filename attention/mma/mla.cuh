@@ -385,6 +385,7 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
         for (int h = 0; h < 2; h++) {
             int m = mt * 16 + h * 8 + (lane >> 2);
             tile_line l = line_of(a, r0, n, 0, ht, m);
+            line_place to = line_to(a, l, C::DV, active > 1, split);
             float total = 0, f = 0;
 #pragma unroll
             for (int g = 0; g < C::NG; g++)
@@ -397,10 +398,9 @@ static __device__ __forceinline__ void mla_tile(const struct mma_args &a, char *
                 const float *x = o[mt][nt] + h * 2, *y = o[mt][nt + 1] + h * 2;
                 int col = warp * 64 + nt * 8;
                 if constexpr (!C::F8)
-                    line_pair(a, l, C::DV, col, x, y, f, active > 1, split);
+                    line_pair(to, l.on, col, x, y, f);
                 else if (l.on)
-                    line_put(a, l, C::DV, col + (lane & 3) * 4, make_float4(x[0], y[0], x[1], y[1]),
-                             f, active > 1, split);
+                    line_put(to, col + (lane & 3) * 4, make_float4(x[0], y[0], x[1], y[1]), f);
             }
         }
 }

@@ -270,15 +270,31 @@ static __device__ __forceinline__ tile_line line_of(const struct mma_args &a, in
     return l;
 }
 
-/* Four neighbouring values of a line: to the output, or to the split's partial sums. */
-static __device__ __forceinline__ void line_put(const struct mma_args &a, const tile_line &l,
-                                                int dv, int col, float4 x, float f, bool part,
-                                                int split)
+/* Where a line's values go: to the output, or to the split's partial sums. */
+struct line_place {
+    char *p;
+    int narrow; /* as bf16 */
+};
+
+static __device__ __forceinline__ line_place line_to(const struct mma_args &a, const tile_line &l,
+                                                     int dv, bool part, int split)
+{
+    line_place t = {NULL, a.c.narrow && !part};
+    /* not known to be the same for all lines: else the code around becomes two forms of it */
+    asm volatile("" : "+r"(t.narrow));
+    t.p = part ? (char *)(a.part + (int64_t)((split * a.c.rows + l.row) * a.c.n_head + l.head) * dv)
+               : (char *)a.c.out + (l.row * a.c.ldo + l.head * dv) * (t.narrow ? 2 : 4);
+    return t;
+}
+
+/* Four neighbouring values of a line. */
+static __device__ __forceinline__ void line_put(const line_place &t, int col, float4 x, float f)
 {
     x.x *= f, x.y *= f, x.z *= f, x.w *= f;
-    float *p = part ? a.part + (int64_t)((split * a.c.rows + l.row) * a.c.n_head + l.head) * dv
-                    : a.c.out + l.row * a.c.ldo + l.head * dv;
-    *(float4 *)(p + col) = x;
+    if (t.narrow)
+        *(uint2 *)(t.p + col * 2) = {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w)};
+    else
+        *(float4 *)(t.p + col * 4) = x;
 }
 
 /* Maximum and sum of a line: to the partial sums, or the factor of its values. */
@@ -308,7 +324,7 @@ static __device__ __forceinline__ void tile_nothing(const struct mma_args &a, in
         int col = i % (DV / 4) * 4;
         if (!l.on)
             continue;
-        line_put(a, l, DV, col, make_float4(0, 0, 0, 0), 0, false, 0);
+        line_put(line_to(a, l, DV, false, 0), col, make_float4(0, 0, 0, 0), 0);
         if (col == 0 && a.c.lse)
             a.c.lse[l.row * a.c.n_head + l.head] = -INFINITY;
     }
@@ -317,17 +333,16 @@ static __device__ __forceinline__ void tile_nothing(const struct mma_args &a, in
 /* A line's values of two neighbouring groups of 8 columns, as a product leaves them (a lane holds
  * two columns of each): pairs of lanes exchange halves and write 16 bytes each. Needs whole warps.
  */
-static __device__ __forceinline__ void line_pair(const struct mma_args &a, const tile_line &l,
-                                                 int dv, int col, const float *x, const float *y,
-                                                 float f, bool part, int split)
+static __device__ __forceinline__ void line_pair(const line_place &t, bool on, int col,
+                                                 const float *x, const float *y, float f)
 {
     int lane = threadIdx.x & 31;
     bool odd = lane & 1;
     float s0 = __shfl_xor_sync(0xffffffffu, odd ? x[0] : y[0], 1);
     float s1 = __shfl_xor_sync(0xffffffffu, odd ? x[1] : y[1], 1);
     float4 v = odd ? make_float4(s0, s1, y[0], y[1]) : make_float4(x[0], x[1], s0, s1);
-    if (l.on)
-        line_put(a, l, dv, col + (odd ? 8 : 0) + (lane >> 1 & 1) * 4, v, f, part, split);
+    if (on)
+        line_put(t, col + (odd ? 8 : 0) + (lane >> 1 & 1) * 4, v, f);
 }
 
 #endif

@@ -275,7 +275,7 @@ static __device__ __forceinline__ void piece_put(const struct mma_args &a, const
             ((float2 *)a.part_ml)[at] = {x.m, x.l};
     } else if (l.on) {
         float f = line_end(a, l, x.m, x.l, false, 0, col == 0);
-        line_put(a, l, C::DV, col, x.v, f, false, 0);
+        line_put(line_to(a, l, C::DV, false, 0), col, x.v, f);
     }
 }
 
@@ -312,7 +312,7 @@ static __device__ __forceinline__ void piece_merge(const struct mma_args &a, int
         if (!l.on)
             continue;
         float f = line_end(a, l, x.m, x.l, false, 0, col == 0);
-        line_put(a, l, C::DV, col, x.v, f, false, 0);
+        line_put(line_to(a, l, C::DV, false, 0), col, x.v, f);
     }
 }
 

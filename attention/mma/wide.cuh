@@ -249,7 +249,7 @@ static __device__ __forceinline__ void wide_products(const struct mma_args &a, w
                 tile_line l = line_of(a, run.r0, run.n, kvh, ht, i / (C::DV / 4));
                 int col = i % (C::DV / 4) * 4;
                 if (l.on)
-                    line_put(a, l, C::DV, col, make_float4(0, 0, 0, 0), 0, false, 0);
+                    line_put(line_to(a, l, C::DV, false, 0), col, make_float4(0, 0, 0, 0), 0);
                 if (l.on && col == 0 && a.c.lse)
                     a.c.lse[(int64_t)l.row * a.c.n_head + l.head] = -INFINITY;
             }

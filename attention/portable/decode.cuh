@@ -135,12 +135,15 @@ __global__ void __launch_bounds__(PORTABLE_WARPS * 32) portable_kernel(struct at
         if (c.sinks)
             total += __expf(c.sinks[head0 + h] - m);
         float inv = total > 0 ? c.v_scale / total : 0.0f;
-        float *out = c.out + r * c.ldo + (int64_t)(head0 + h) * dv;
+        int64_t at = r * c.ldo + (int64_t)(head0 + h) * dv;
         for (int i = lane; i < dv; i += 32) {
             float s = 0;
             for (int w = 0; w < PORTABLE_WARPS; w++)
                 s += f[w] > 0 ? s_out[w][h][i] * f[w] : 0.0f;
-            out[i] = s * inv;
+            if (c.narrow)
+                ((__nv_bfloat16 *)c.out)[at + i] = __float2bfloat16_rn(s * inv);
+            else
+                c.out[at + i] = s * inv;
         }
     }
 }

@@ -103,7 +103,7 @@ static struct attn_caps caps(uint32_t kinds)
     c.page_sizes = 1u << 4 | 1u << 5 | 1u << 6;
     c.sm_min = 80;
     c.cp_max = 1;
-    c.lse_out = c.window = c.sinks = c.soft_cap = true;
+    c.lse_out = c.window = c.sinks = c.soft_cap = c.narrow = true;
     c.role[TGT_PREFILL] = c.role[DRF_PREFILL] = PREFILL;
     c.role[TGT_VERIFY] = c.role[DRF_EXTEND] = c.role[DRF_DECODE] = ANY_MASK;
     c.role[DRF_FROZEN] = c.role[DRF_BLOCK] = ANY_MASK;

@@ -3,6 +3,7 @@
  * assumes that it ends at the row; TREE takes the row's ancestor bits for the step's own rows. */
 #include "attention/ref/ref.h"
 
+#include "engine/base/check.h"
 #include "engine/base/mem.h"
 
 size_t ref_workspace(const struct attn_need *n, const struct graph_dims *max)
@@ -46,6 +47,7 @@ void ref_close(struct attn *a)
 
 struct cpu_attn ref_core_args(const struct attn_call *c)
 {
+    CHECK(!c->narrow);
     return (struct cpu_attn){.n_head = c->n_head,
                              .n_kv = c->n_kv,
                              .dk = c->dims.qk,

@@ -168,9 +168,5 @@ int run_gqa(const struct on *o, const struct gqa_conf *g, const struct gqa *l,
                           .ancestors = f->row->anc,
                           .row0 = f->row->row0,
                           .cp_world = 1};
-    TRY(run_attention(o, &f->attn[group], &c, e));
-    int hidden = (int)l->o.n;
-    TRY(run_part(o, x, hidden));
-    TRY(run_matmul(o, x, ws->att, &l->o, &l->ob, true));
-    return run_join(o, x, hidden);
+    return run_attention_o(o, &f->attn[group], &c, x, &l->o, &l->ob, e);
 }

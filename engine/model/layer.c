@@ -371,6 +371,24 @@ int run_attention(const struct on *o, const struct attn_use *u, const struct att
     return u->b->run(u->a, c, e);
 }
 
+int run_attention_o(const struct on *o, const struct attn_use *u, struct attn_call *c, float *x,
+                    const struct weight *w, const struct weight *bias, struct err *e)
+{
+    struct op_matmul a = {.out = x,
+                          .x = c->out,
+                          .w = *w,
+                          .bias = *bias,
+                          .rows = o->rows,
+                          .ldx = w->k,
+                          .ldo = w->n,
+                          .accumulate = true};
+    c->narrow = a.narrow = u->b->caps.narrow && o->op->narrow && o->op->narrow(o->d, &a);
+    TRY(run_attention(o, u, c, e));
+    TRY(run_part(o, x, (int)w->n));
+    TRY(o->op->matmul(o->d, &a));
+    return run_join(o, x, (int)w->n);
+}
+
 int run_pair(const struct on *o, const struct fwd *f, const struct pair_in *in, float *pair,
              float *x)
 {

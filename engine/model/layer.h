@@ -128,6 +128,10 @@ int run_proj(const struct on *o, const struct rows_in *in, const struct proj_out
 /* Attention by the backend of `u`. */
 int run_attention(const struct on *o, const struct attn_use *u, const struct attn_call *c,
                   struct err *e);
+/* The same, then x[R, w.n] += out w^T + bias, of dense rows: bf16 in memory where the product
+ * rounds them in any case. With ranks, x as around run_part and run_join. */
+int run_attention_o(const struct on *o, const struct attn_use *u, struct attn_call *c, float *x,
+                    const struct weight *w, const struct weight *bias, struct err *e);
 /* A drafter's input: pair[R, 2 hidden] of its tokens and features by their norms; x[R, hidden]
  * (NULL: not wanted) gets the features, or their norm. */
 struct pair_in {

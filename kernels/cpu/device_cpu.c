@@ -257,7 +257,7 @@ static void cpu_memory(const struct dev *d, int64_t *free_bytes, int64_t *total)
 }
 
 #define ENTRY(name) .name = call_##name,
-static const struct op_table g_ops = {OP_LIST(ENTRY) NULL};
+static const struct op_table g_ops = {OP_LIST(ENTRY) NULL, NULL};
 #undef ENTRY
 
 const struct dev_ops dev_cpu = {

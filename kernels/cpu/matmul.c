@@ -7,6 +7,7 @@
 
 int cpu_do_matmul(struct dev *d, const struct op_matmul *a)
 {
+    CHECK(!a->narrow);
     struct cpu_prod p = {.w = &a->w,
                          .n = (int)a->w.n,
                          .rows = a->rows,

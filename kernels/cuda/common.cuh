@@ -194,5 +194,6 @@ static __device__ __forceinline__ void cuda_stamp(const struct op_stamp &a)
 #define CUDA_DO(name) extern "C" int cuda_do_##name(struct dev *d, const struct op_##name *a);
 OP_LIST(CUDA_DO)
 #undef CUDA_DO
+extern "C" bool cuda_narrow(struct dev *d, const struct op_matmul *a);
 
 #endif

@@ -262,7 +262,7 @@ static void cuda_memory(const struct dev *d, int64_t *free_bytes, int64_t *total
 }
 
 #define CUDA_OP(name) cuda_do_##name,
-static const struct op_table cuda_ops = {OP_LIST(CUDA_OP) NULL};
+static const struct op_table cuda_ops = {OP_LIST(CUDA_OP) NULL, cuda_narrow};
 #undef CUDA_OP
 
 extern "C" const struct dev_ops dev_cuda = {

@@ -16,6 +16,8 @@ extern "C" {
 #include "engine/base/check.h"
 }
 
+enum product { SMALL, PLAIN, WIDE, FEW, MANY };
+
 /* Any type and any K: a warp a column and R rows. grid (ceil(N / 8), ceil(rows / R)) */
 template <int R> __global__ void __launch_bounds__(256) plain_kernel(struct op_matmul a)
 {
@@ -135,12 +137,16 @@ static int many_rows(struct dev *d, const struct op_matmul *a)
     int64_t cols = expand ? cuda_min(half / 4 * 4, a->w.n) : a->w.n;
     for (int64_t r0 = 0; r0 < a->rows; r0 += half) {
         int m = (int)cuda_min(a->rows - r0, half);
-        TRY(rows_to_bf16(d, xb, a->x + r0 * a->ldx, a->ldx, m, k, false));
+        const __nv_bfloat16 *x = (const __nv_bfloat16 *)a->x + r0 * k;
+        if (!a->narrow) {
+            TRY(rows_to_bf16(d, xb, a->x + r0 * a->ldx, a->ldx, m, k, false));
+            x = xb;
+        }
         for (int64_t n0 = 0; n0 < a->w.n; n0 += cols) {
             struct gemm g = {};
             g.out = a->out + r0 * a->ldo + n0;
             g.ldo = a->ldo;
-            g.x = xb;
+            g.x = x;
             g.w = (const __nv_bfloat16 *)a->w.p + n0 * k;
             g.m = m;
             g.n = cuda_min(a->w.n - n0, cols);
@@ -166,7 +172,9 @@ static int few_rows(struct dev *d, const struct op_matmul *a)
         s.x = a->x + r0 * a->ldx;
         s.ldx = a->ldx;
         s.accumulate = a->accumulate;
-        if (s.rows > STREAM_SPLIT_MAX) {
+        if (a->narrow) {
+            s.narrow = (const __nv_bfloat16 *)a->x;
+        } else if (s.rows > STREAM_SPLIT_MAX) {
             s.narrow = (const __nv_bfloat16 *)d->scratch;
             TRY(rows_to_bf16(d, (__nv_bfloat16 *)d->scratch, s.x, s.ldx, s.rows, a->w.k, false));
         }
@@ -190,9 +198,10 @@ static int small_rows(struct dev *d, const struct op_matmul *a)
 static int wide_rows(struct dev *d, const struct op_matmul *a)
 {
     struct wide p = {};
-    TRY(rows_to_bf16(d, (__nv_bfloat16 *)d->scratch, a->x, a->ldx, a->rows, a->w.k,
-                     a->w.dt == DT_F8E4M3));
-    p.x = d->scratch;
+    p.x = a->narrow ? (const void *)a->x : d->scratch;
+    if (!a->narrow)
+        TRY(rows_to_bf16(d, (__nv_bfloat16 *)d->scratch, a->x, a->ldx, a->rows, a->w.k,
+                         a->w.dt == DT_F8E4M3));
     p.rows = a->rows;
     p.n = 1;
     p.w[0] = a->w;
@@ -203,23 +212,52 @@ static int wide_rows(struct dev *d, const struct op_matmul *a)
     return wide_run(d, &p);
 }
 
-int product_run(struct dev *d, const struct op_matmul *a)
+static enum product product_of(struct dev *d, const struct op_matmul *a)
 {
     if (small_fits(&a->w, 1, a->x, a->ldx))
-        return small_rows(d, a);
+        return SMALL;
     if (!stream_fits(&a->w, a->x, a->ldx))
-        return plain_run(d, a);
+        return PLAIN;
     if (wide_fits(d, &a->w, 1, a->rows))
-        return wide_rows(d, a);
+        return WIDE;
     if (a->rows <= d->stream_rows)
-        return few_rows(d, a);
+        return FEW;
     bool lt = a->w.n % 4 == 0 && a->ldo % 4 == 0 && ((uintptr_t)a->out & 15) == 0;
-    return lt ? many_rows(d, a) : d->stream_rows ? few_rows(d, a) : plain_run(d, a);
+    return lt ? MANY : d->stream_rows ? FEW : PLAIN;
+}
+
+int product_run(struct dev *d, const struct op_matmul *a)
+{
+    switch (product_of(d, a)) {
+    case SMALL:
+        return small_rows(d, a);
+    case WIDE:
+        return wide_rows(d, a);
+    case FEW:
+        return few_rows(d, a);
+    case MANY:
+        return many_rows(d, a);
+    case PLAIN:
+        return plain_run(d, a);
+    }
+    return E_DEVICE;
+}
+
+/* Dense rows as every kernel takes them; wide.cu has its own order of them for fp8. */
+extern "C" bool cuda_narrow(struct dev *d, const struct op_matmul *op)
+{
+    struct op_matmul a = *op;
+    a.w = cuda_weight_dev(d, op->w);
+    enum product p = product_of(d, &a);
+    return a.ldx == a.w.k &&
+           (p == MANY || (p == WIDE && a.w.dt == DT_BF16) ||
+            (p == FEW && a.rows > STREAM_SPLIT_MAX && a.rows <= CUDA_STREAM_ROWS));
 }
 
 extern "C" int cuda_do_matmul(struct dev *d, const struct op_matmul *op)
 {
     struct op_matmul a = *op;
+    CHECK(!a.narrow || cuda_narrow(d, op));
     a.w = cuda_weight_dev(d, op->w);
     a.bias = cuda_weight_dev(d, op->bias);
     return product_run(d, &a);

@@ -418,6 +418,32 @@ static struct attn_call call_of(const struct cache_case *k, const struct ragged 
                               .cp_world = 1};
 }
 
+/* The call again with bf16 output: `want` rounded, the same log-sum-exp. */
+static void check_narrow(const struct attn_backend *b, struct attn *a, struct dev *gpu,
+                         struct attn_call x, const float *want, size_t no, size_t nl,
+                         const char *name)
+{
+    struct err e = {0};
+    uint16_t *got = mem_alloc((no + nl) * sizeof(float));
+    memset(got, 0xff, (no + nl) * sizeof(float));
+    float *lse = (float *)(void *)got + no;
+    x.narrow = true;
+    ck_assert_int_eq(dev_cuda.copy_in(gpu, x.out, got, no * sizeof(float), &e), OK);
+    ck_assert_int_eq(dev_cuda.copy_in(gpu, x.lse, lse, nl * sizeof(float), &e), OK);
+    ck_assert_msg(b->run(a, &x, &e) == OK, "%s: %s", name, e.text);
+    ck_assert_int_eq(dev_cuda.copy_out(gpu, got, x.out, no * sizeof(float), &e), OK);
+    ck_assert_int_eq(dev_cuda.copy_out(gpu, lse, x.lse, nl * sizeof(float), &e), OK);
+    size_t bad = 0, behind = 0;
+    for (size_t i = 0; i < no; i++) {
+        bad += got[i] != dtype_f32_to_bf16(want[i]);
+        behind += got[no + i] != 0xffff;
+    }
+    ck_assert_msg(bad == 0, "%s: bf16 output differs in %zu values", name, bad);
+    ck_assert_msg(behind == 0, "%s: %zu values behind the bf16 output", name, behind);
+    ck_assert_msg(memcmp(lse, want + no, nl * sizeof(float)) == 0, "%s: bf16, lse differs", name);
+    mem_free(got);
+}
+
 static void check_cache(const struct cache_case *k, const struct ragged *w, struct twins *t)
 {
     struct err e = {0};
@@ -512,6 +538,8 @@ static void check_cache(const struct cache_case *k, const struct ragged *w, stru
         double d = norm_near(go, out->p[SIDE_CPU], no, split ? 2e-3f : 3e-2f, name);
         ck_assert_msg(d <= (split ? 1e-4 : 4e-3), "%s: relative norm %g", name, d);
         norm_near(gl, lse->p[SIDE_CPU], nl, split ? 1e-4f : 1e-2f, name);
+        if (k->b->caps.narrow)
+            check_narrow(k->b, a, t->gpu, x, go, no, nl, name);
 
         /* replayed twice: the same bits; with no row left: nothing */
         struct dev_graph *g = NULL;

@@ -165,6 +165,68 @@ END_TEST
 /* Every number of rows that the streaming kernels take and the first that they do not, odd widths,
  * fewer chunks of K than warps, a padded row stride, bias and addition into the output. fp32
  * activations are kept to 2^-16 up to 8 rows and by small weights: the bound is tight there. */
+/* Rows that are bf16 in memory, where they are taken: the bits of the same rows in fp32. */
+START_TEST(narrow_products)
+{
+    static const struct {
+        enum dtype dt;
+        int rows, n, k;
+        bool taken;
+    } cases[] = {
+        {DT_BF16, 8, 4096, 4096, false},    {DT_BF16, 9, 1024, 2048, true},
+        {DT_BF16, 16, 4096, 4096, true},    {DT_BF16, 96, 4096, 4096, true},
+        {DT_BF16, 113, 4096, 4096, true},   {DT_BF16, 40, 1024, 2048, true},
+        {DT_BF16, 384, 1024, 1024, true},   {DT_BF16, 40, 256, 256, false},
+        {DT_BF16, 17, 514, 2048, false},    {DT_F8E4M3, 90, 1024, 1024, true},
+        {DT_F8E4M3, 16, 1024, 1024, false}, {DT_F32, 16, 1024, 1024, false},
+    };
+    struct twins t;
+    struct err e = {0};
+    twins_open(&t);
+    bool usual = dev_cuda.sm(t.gpu) == 90;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        int r = cases[i].rows, n = cases[i].n, k = cases[i].k, keep = t.n;
+        size_t nx = (size_t)r * (size_t)k, no = (size_t)r * (size_t)n;
+        struct weight w = twin_weight(&t, cases[i].dt, n, k, 1.0f / sqrtf((float)k));
+        struct weight b = twin_weight(&t, DT_BF16, 1, n, 1);
+        struct twin *x = twin_rand(&t, nx, 1), *xb = twin_nans(&t, nx), *out = twin_rand(&t, no, 1),
+                    *two = twin_new(&t, no * sizeof(float));
+        uint16_t *h = xb->p[SIDE_CPU];
+        for (size_t j = 0; j < nx; j++)
+            h[j] = dtype_f32_to_bf16(((float *)x->p[SIDE_CPU])[j]);
+        twin_push(&t, xb);
+        memcpy(two->p[SIDE_CPU], out->p[SIDE_CPU], no * sizeof(float));
+        twin_push(&t, two);
+        struct op_matmul a = {.out = out->p[SIDE_GPU],
+                              .x = x->p[SIDE_GPU],
+                              .w = w,
+                              .bias = i % 2 ? b : (struct weight){0},
+                              .rows = r,
+                              .ldx = k,
+                              .ldo = n,
+                              .accumulate = true};
+        ck_assert_int_eq(dev_cuda.ops->matmul(t.gpu, &a), OK);
+        a.out = two->p[SIDE_GPU];
+        bool taken = dev_cuda.ops->narrow(t.gpu, &a);
+        ck_assert_msg(!usual || taken == cases[i].taken, "narrow case %zu: %d", i, taken);
+        if (taken) {
+            a.x = xb->p[SIDE_GPU];
+            a.narrow = true;
+            ck_assert_int_eq(dev_cuda.ops->matmul(t.gpu, &a), OK);
+            char what[64];
+            snprintf(what, sizeof what, "narrow case %zu", i);
+            ck_assert_int_eq(dev_cuda.copy_out(t.gpu, out->p[SIDE_CPU], out->p[SIDE_GPU],
+                                               no * sizeof(float), &e),
+                             OK);
+            memcpy(two->p[SIDE_CPU], out->p[SIDE_CPU], no * sizeof(float));
+            twin_same(&t, two, no * sizeof(float), what);
+        }
+        twins_drop(&t, keep);
+    }
+    twins_close(&t);
+}
+END_TEST
+
 START_TEST(few_row_products)
 {
     static const struct {
@@ -411,6 +473,7 @@ Suite *suite_gpu_ops(void)
     Suite *s = suite_create("gpu_ops");
     TWIN_CASE(s, elementwise, 1);
     TWIN_CASE(s, products, 1);
+    TWIN_CASE(s, narrow_products, 1);
     TWIN_CASE(s, few_row_products, 1);
     TWIN_CASE(s, fused_products, 1);
     TWIN_CASE(s, head_products, 1);
