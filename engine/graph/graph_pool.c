@@ -60,7 +60,9 @@ static int by_size(const void *a, const void *b)
     const struct graph_key *x = a, *y = b;
     if (x->rows != y->rows)
         return x->rows < y->rows ? -1 : 1;
-    return (x->reqs > y->reqs) - (x->reqs < y->reqs);
+    if (x->reqs != y->reqs)
+        return x->reqs < y->reqs ? -1 : 1;
+    return (x->qlen > y->qlen) - (x->qlen < y->qlen);
 }
 
 static int record(struct graph_pool *p, int i, struct err *e)
@@ -164,7 +166,7 @@ const struct graph_key *graph_pool_fit(const struct graph_pool *p, const struct 
     for (int i = 0; i < p->n; i++) {
         const struct graph_key *k = &p->keys[i];
         if (k->role == want->role && k->variant == want->variant && k->sampler == want->sampler &&
-            k->reqs >= want->reqs && k->rows >= want->rows)
+            k->reqs >= want->reqs && k->rows >= want->rows && k->qlen >= want->qlen)
             return k;
     }
     return NULL;

@@ -16,6 +16,7 @@ struct graph_key {
     int variant; /* algorithm and depth; 0: no drafts */
     int reqs;    /* requests bucket */
     int rows;    /* rows bucket, all requests together */
+    int qlen;    /* most rows of a request; 0 where it is of no account */
     int sampler; /* sampler variant; 0: the general one */
 };
 
@@ -45,7 +46,7 @@ const char *graph_role_name(enum role role);
 int graph_role_find(enum role *out, const char *name, struct err *e);
 void graph_pool_close(struct graph_pool *p);
 int graph_pool_count(const struct graph_pool *p);
-/* The smallest bucket that holds (reqs, rows) of the role and variants; NULL: none. */
+/* The smallest bucket that holds (reqs, rows, qlen) of the role and variants; NULL: none. */
 const struct graph_key *graph_pool_fit(const struct graph_pool *p, const struct graph_key *want);
 /* `k` must come from graph_pool_fit. Runs the body where the role has lost its graphs. */
 int graph_pool_replay(struct graph_pool *p, const struct graph_key *k, struct err *e);

@@ -14,7 +14,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 
-enum { BUCKETS_MAX = 48, COMBINED_REQS = 8 };
+enum { BUCKETS_MAX = 48, COMBINED_REQS = 16 };
 
 #define RUN(r, op, args)                                                                           \
     do {                                                                                           \
@@ -227,7 +227,7 @@ static int verify(struct runner *r, const struct graph_key *k, struct err *e)
         .rows = k->rows,
         .stamp = stamp(r, STAMP_BEGIN),
     };
-    TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, shape->rows, e));
+    TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, k->qlen, e));
     RUN(r, rows_build, &rb);
     TRY(place_rows(r, k->rows, e));
     TRY(forward(r, TGT_VERIFY, k->rows, e));
@@ -335,7 +335,7 @@ static int run_graph(struct runner *r, const struct graph_key *k, struct err *e)
     if (r->eager || r->timing)
         return graph_pool_eager(r->graphs, k, e);
     if (k->role == TGT_VERIFY)
-        TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, r->spec_env.shape.rows, e));
+        TRY(plan_attention(r, TGT_VERIFY, k->reqs, k->rows, k->qlen, e));
     if (k->variant && r->algo->plan)
         TRY(r->algo->plan(r->spec, k->reqs, k->variant, e));
     return graph_pool_replay(r->graphs, k, e);
@@ -363,6 +363,8 @@ struct launch {
 static void choose_graphs(struct runner *r, const struct step *s, struct launch *l)
 {
     struct graph_key want = {.role = TGT_VERIFY, .reqs = s->n_req, .rows = s->rows_max};
+    for (int i = 0; i < s->n_req; i++)
+        want.qlen = s->req_cap[i] > want.qlen ? s->req_cap[i] : want.qlen;
     *l = (struct launch){.verify = graph_pool_fit(r->graphs, &want)};
     CHECK(l->verify); /* the planner's bounds are the pool's */
     l->reqs = l->verify->reqs;
@@ -374,6 +376,7 @@ static void choose_graphs(struct runner *r, const struct step *s, struct launch 
     if (l->both && l->both->rows > l->verify->rows)
         l->both = NULL;
     want.role = DRF_EXTEND;
+    want.qlen = 0;
     want.reqs = s->n_draft;
     want.rows = s->n_draft * spec_extend_rows(&r->spec_env.shape);
     l->round = graph_pool_fit(r->graphs, &want);
@@ -624,27 +627,29 @@ static int row_buckets(int rows, bool exact, int *out)
 }
 
 /* Appends a verify without a round unless it is there. */
-static int add_verify(struct graph_key *out, int n, int reqs, int rows)
+static int add_verify(struct graph_key *out, int n, int reqs, int rows, int qlen)
 {
     for (int i = 0; i < n; i++)
-        if (out[i].reqs == reqs && out[i].rows == rows)
+        if (out[i].reqs == reqs && out[i].rows == rows && out[i].qlen == qlen)
             return n;
-    out[n] = (struct graph_key){.role = TGT_VERIFY, .reqs = reqs, .rows = rows};
+    out[n] = (struct graph_key){.role = TGT_VERIFY, .reqs = reqs, .rows = rows, .qlen = qlen};
     return n + 1;
 }
 
-/* Every bucket of rows, of as many requests as can have them; and every bucket of requests with all
- * their rows, at each depth: these are not padded, and attention cuts its work by the requests. */
+/* Every bucket of rows, of as many requests as can have them; and every bucket of requests with
+ * equally many rows, those of each depth and one: these are not padded, and attention cuts its work
+ * by the requests and their rows. */
 static int verify_keys(struct graph_key *out, const struct spec_shape *s, int reqs)
 {
     int buckets[BUCKETS_MAX + 8], n = 0, m = row_buckets(reqs * s->rows, s->rows > 1, buckets);
     for (int i = 0; i < m; i++)
-        n = add_verify(out, n, buckets[i] < reqs ? buckets[i] : reqs, buckets[i]);
+        n = add_verify(out, n, buckets[i] < reqs ? buckets[i] : reqs, buckets[i], s->rows);
     m = graph_buckets(reqs, buckets, BUCKETS_MAX);
     for (int i = 0; i < m && s->rows > 1; i++) {
-        n = add_verify(out, n, buckets[i], buckets[i] * s->rows);
+        n = add_verify(out, n, buckets[i], buckets[i] * s->rows, s->rows);
         for (int d = s->steps / 2; d >= 1 && s->topk == 1; d /= 2)
-            n = add_verify(out, n, buckets[i], buckets[i] * (d + 1));
+            n = add_verify(out, n, buckets[i], buckets[i] * (d + 1), d + 1);
+        n = add_verify(out, n, buckets[i], buckets[i], 1);
     }
     return n;
 }
@@ -677,6 +682,7 @@ int runner_keys(const struct runner *r, struct graph_key *out)
                 out[n++] = k;
             }
             k.role = TGT_VERIFY;
+            k.qlen = s->rows;
             k.rows = buckets[i] * s->rows;
             if (buckets[i] <= COMBINED_REQS)
                 out[n++] = k;

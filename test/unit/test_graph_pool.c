@@ -53,7 +53,9 @@ START_TEST(replay_is_eager)
     struct graph_key keys[16];
     int b[16], n = graph_buckets(ROWS, b, 16);
     for (int i = 0; i < n; i++)
-        keys[i] = (struct graph_key){.role = TGT_VERIFY, .reqs = b[i], .rows = b[i]};
+        keys[i] = (struct graph_key){.role = TGT_VERIFY, .reqs = b[i], .rows = b[i], .qlen = 2};
+    keys[n++] = (struct graph_key){.role = TGT_VERIFY, .reqs = 4, .rows = 4, .qlen = 1};
+    keys[n++] = (struct graph_key){.role = TGT_VERIFY, .reqs = 2, .rows = 4, .qlen = 2};
     struct graph_pool *pool;
     ck_assert_int_eq(graph_pool_open(&pool, &dev_cpu, f.d, keys, n, 0, body, &f, &e), OK);
     ck_assert_int_eq(f.recorded, n);
@@ -64,7 +66,15 @@ START_TEST(replay_is_eager)
     struct graph_key want = {.role = TGT_VERIFY, .reqs = 3, .rows = 3};
     const struct graph_key *k = graph_pool_fit(pool, &want);
     ck_assert_ptr_nonnull(k);
-    ck_assert_int_eq(k->rows, 4);
+    ck_assert(k->rows == 4 && k->reqs == 4 && k->qlen == 1);
+    want.qlen = 2;
+    k = graph_pool_fit(pool, &want);
+    ck_assert(k->rows == 4 && k->reqs == 4 && k->qlen == 2);
+    want.reqs = 2; /* fewer requests of as many rows */
+    k = graph_pool_fit(pool, &want);
+    ck_assert(k->rows == 4 && k->reqs == 2);
+    want.qlen = 3;
+    ck_assert_ptr_null(graph_pool_fit(pool, &want));
     want.role = TGT_PREFILL;
     ck_assert_ptr_null(graph_pool_fit(pool, &want));
     want = (struct graph_key){.role = TGT_VERIFY, .reqs = ROWS + 1, .rows = ROWS + 1};

@@ -224,13 +224,18 @@ START_TEST(parts_of_a_step)
         ck_assert(t[STAMP_ACCEPT] >= t[STAMP_VERIFY] && !t[STAMP_EXTEND] && !t[STAMP_DRAFT]);
         struct graph_key keys[KEYS_MAX];
         const struct spec_shape *shape = &v.r.info.spec;
-        int n = runner_keys(&v.r, keys), found = 0;
+        int n = runner_keys(&v.r, keys), found = 0, uniform = 0;
         for (int i = 0; i < n; i++)
-            if (keys[i].role == DRF_EXTEND) {
+            if (keys[i].role == TGT_VERIFY) { /* two requests with one row, and with all rows */
+                uniform += keys[i].variant == 0 && keys[i].reqs == 2 &&
+                           keys[i].rows == 2 * keys[i].qlen &&
+                           (keys[i].qlen == 1 || keys[i].qlen == shape->rows);
+            } else if (keys[i].role == DRF_EXTEND) {
                 ck_assert_int_eq(keys[i].rows, keys[i].reqs * (shape->steps + 1));
                 found++;
             }
         ck_assert_int_gt(found, 0);
+        ck_assert_int_eq(uniform, 2);
         ck_assert(shape->topk == 1 || shape->rows > shape->steps + 1);
         ck_assert_int_eq(v.r.dims[DRF_EXTEND].rows, DRV_REQS * (shape->steps + 1));
         drv_close(&v);
