@@ -208,7 +208,7 @@ static int pass(struct spec *s, enum role role, int rows, const float *feat, con
                     .hidden = hidden,
                     .feat = feat,
                     .src = src,
-                    .place = place};
+                    .place = s->net.feat ? place : NULL};
     return model_forward(s->env.drafter, &f, e);
 }
 

@@ -2,9 +2,9 @@
  * is a replay of recorded operations on fixed addresses; the host hands over slot numbers and a
  * bucket and reads nothing back but the pinned records.
  *
- * Graphs: a verify (up to acceptance and prompt lookup) for every bucket of rows; a round of drafts
- * for every bucket of requests and depth; and, for a few requests with all their rows, both in one
- * (COMBINED_REQS). */
+ * Graphs: a verify (up to acceptance and prompt lookup) for every bucket of rows, and for every
+ * bucket of requests with equally many rows; a round of drafts for every bucket of requests and
+ * depth; and, for up to COMBINED_REQS requests with all their rows, both in one. */
 #include "engine/worker/runner.h"
 
 #include <string.h>
@@ -613,19 +613,6 @@ static int place(struct runner *r, struct err *e)
                                r->d, e);
 }
 
-/* Buckets of a verify's rows: small numbers exactly, then the usual ones. */
-static int row_buckets(int rows, bool exact, int *out)
-{
-    enum { EXACT = 8 };
-    int n = 0, usual[BUCKETS_MAX], m = graph_buckets(rows, usual, BUCKETS_MAX);
-    for (int v = 1; v <= EXACT && v <= rows && exact; v++)
-        out[n++] = v;
-    for (int i = 0; i < m; i++)
-        if (!exact || usual[i] > EXACT)
-            out[n++] = usual[i];
-    return n;
-}
-
 /* Appends a verify without a round unless it is there. */
 static int add_verify(struct graph_key *out, int n, int reqs, int rows, int qlen)
 {
@@ -636,12 +623,16 @@ static int add_verify(struct graph_key *out, int n, int reqs, int rows, int qlen
     return n + 1;
 }
 
-/* Every bucket of rows, of as many requests as can have them; and every bucket of requests with
- * equally many rows, those of each depth and one: these are not padded, and attention cuts its work
- * by the requests and their rows. */
+/* Every bucket of rows, small numbers exactly, of as many requests as can have them; and every
+ * bucket of requests with equally many rows, those of each depth and one: these are not padded, and
+ * attention cuts its work by the requests and their rows. */
 static int verify_keys(struct graph_key *out, const struct spec_shape *s, int reqs)
 {
-    int buckets[BUCKETS_MAX + 8], n = 0, m = row_buckets(reqs * s->rows, s->rows > 1, buckets);
+    enum { EXACT = 8 };
+    int buckets[BUCKETS_MAX], n = 0, all = reqs * s->rows;
+    int m = graph_buckets(all, buckets, BUCKETS_MAX);
+    for (int v = 1; v <= EXACT && v < all && s->rows > 1; v++)
+        n = add_verify(out, n, v < reqs ? v : reqs, v, s->rows);
     for (int i = 0; i < m; i++)
         n = add_verify(out, n, buckets[i] < reqs ? buckets[i] : reqs, buckets[i], s->rows);
     m = graph_buckets(reqs, buckets, BUCKETS_MAX);
